@@ -1,0 +1,1 @@
+"""A simulator of asynchronous pipelined training."""

@@ -176,11 +176,11 @@ def _is_nnx_factory(layer: Any) -> bool:
   except (TypeError, ValueError):  # C functions have no signature
     return False
   variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-  return ["rngs"] == [
+  return [
     p.name
     for p in parameters
     if p.default is p.empty and p.kind not in variadic
-  ]
+  ] == ["rngs"]
 
 
 def _takes_one_argument(layer: Any) -> bool:
