@@ -1,0 +1,1 @@
+"""Tests. Run them with `pytest` from the project's root."""
