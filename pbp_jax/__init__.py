@@ -1,1 +1,11 @@
-"""A simulator of asynchronous pipelined training."""
+"""A simulator of asynchronous pipelined training; the public names."""
+
+from pbp_jax.stages import Stage as Stage
+from pbp_jax.stages import as_stages as as_stages
+from pbp_jax.transforms import clip_by_stage_norm as clip_by_stage_norm
+from pbp_jax.transforms import delay_gradients as delay_gradients
+from pbp_jax.transforms import (
+  linear_weight_prediction as linear_weight_prediction,
+)
+from pbp_jax.transforms import predict_params as predict_params
+from pbp_jax.transforms import spike_compensation as spike_compensation

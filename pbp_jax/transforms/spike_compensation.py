@@ -1,0 +1,159 @@
+"""Spike compensation: momentum that makes up for the delay of its gradients."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+import numpy as np
+import optax
+
+from pbp_jax.transforms import arithmetic, per_stage
+
+
+class SpikeCompensationState(NamedTuple):
+  """State of `spike_compensation`.
+
+  Attributes:
+    trace: The velocity v, like the parameters. It has the name of optax's
+      momentum buffer, so that weight prediction finds it.
+  """
+
+  trace: optax.Updates
+
+
+def spike_coefficients(
+  momentum: ArrayLike, delay: ArrayLike
+) -> tuple[ArrayLike, ArrayLike]:
+  """The coefficients of SC_D.
+
+  `a = m^D` and `b = (1 - m^D) / (1 - m)`, whose limit at m = 1 is D. Known
+  numbers are computed in float64; traced ones by `expm1` and `log1p`, since the
+  plain form loses five digits of float32 near m = 1.
+
+  Args:
+    momentum: m, in [0, 1].
+    delay: D >= 0, in updates; broadcast against `momentum`.
+
+  Returns:
+    a and b.
+
+  Example:
+    >>> a, b = spike_coefficients(momentum=0.5, delay=2)
+    >>> float(a), float(b)
+    (0.25, 1.5)
+  """
+  traced = isinstance(momentum, jax.core.Tracer) or isinstance(
+    delay, jax.core.Tracer
+  )
+  xp = jnp if traced else np
+  m = xp.asarray(momentum, dtype=None if traced else np.float64)
+  d = xp.asarray(delay, dtype=None if traced else np.float64)
+  m_inside = xp.where((m > 0) & (m < 1), m, 0.5)  # else a limit, taken below
+  log_power = d * xp.log1p(m_inside - 1)
+  a = xp.where(m > 0, xp.exp(log_power), d == 0)
+  b = xp.where(m > 0, -xp.expm1(log_power) / (1 - m_inside), d > 0)
+  at_one = m >= 1
+  return xp.where(at_one, 1, a), xp.where(at_one, d, b)
+
+
+def spike_compensation(
+  momentum: per_stage.PerStage,
+  delay: per_stage.PerStage | None = None,
+  *,
+  a: per_stage.PerStage | None = None,
+  b: per_stage.PerStage | None = None,
+) -> optax.GradientTransformation:
+  """Momentum with spike compensation, for gradients that are D updates old.
+
+  `vₜ₊₁ = m vₜ + gₜ`, update `a vₜ₊₁ + b gₜ` with `a = m^D` and
+  `b = (1 - m^D) / (1 - m)`. When a gradient arrives at last, it is given at
+  once the part that the delay has kept it from contributing; from then on its
+  cumulative contribution is that of an undelayed gradient, and its total stays
+  `1 / (1 - m)`. D = 0 is SGD with momentum (`optax.trace`) and D = 1 is
+  Nesterov's (`optax.trace(nesterov=True)`); 2 D gives SC_2D.
+
+  It takes the place of `optax.trace`, and is followed by the learning rate.
+
+  Args:
+    momentum: m in [0, 1], may be traced.
+    delay: D, any real >= 0, in updates (`schedule.delay`). A scalar, one value
+      a stage, or a pytree prefix of the parameters; may be traced.
+    a: With `b`, in place of `delay`: the coefficients of generalised spike
+      compensation, in the same forms.
+    b: See `a`.
+
+  Returns:
+    A transformation with a `SpikeCompensationState`. Coefficients are applied
+    in float32 at least, and updates and state keep the gradients' dtype.
+
+  Raises:
+    ValueError: If not exactly one of `delay` and (`a`, `b`) is given, a number
+      is out of range, or, in use, a value does not fit the parameters.
+
+  References:
+    Kosson et al., Pipelined Backpropagation at Scale, arXiv 2003.11666. The
+    form is recalled, not re-read at the source; the properties above are
+    tested.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> import optax
+    >>> import pbp_jax as pbp
+    >>> link = pbp.spike_compensation(momentum=0.5, delay=2)
+    >>> params = jnp.zeros(())
+    >>> state = link.init(params)
+    >>> for gradient in (1.0, 0.0, 0.0):
+    ...   update, state = link.update(jnp.asarray(gradient), state, params)
+    ...   print(update)
+    1.75
+    0.125
+    0.0625
+  """
+  per_stage.check_numbers(momentum, "momentum", maximum=1.0)
+  if (delay is None) == (a is None) or (a is None) != (b is None):
+    raise ValueError(
+      "spike_compensation takes either delay or both a and b, got"
+      f" delay={delay!r}, a={a!r}, b={b!r}."
+    )
+  if delay is not None:
+    per_stage.check_numbers(delay, "delay")
+  else:
+    per_stage.check_numbers(a, "a", minimum=-np.inf)
+    per_stage.check_numbers(b, "b", minimum=-np.inf)
+
+  def coefficients(updates):
+    """Trees of a and b like the updates."""
+    if delay is None:
+      return (
+        per_stage.broadcast(a, updates, "a"),
+        per_stage.broadcast(b, updates, "b"),
+      )
+    delays = per_stage.broadcast(delay, updates, "delay")
+    momenta = per_stage.broadcast(momentum, updates, "momentum")
+    pairs = jax.tree.map(spike_coefficients, momenta, delays)
+    return jax.tree.transpose(
+      jax.tree.structure(updates), jax.tree.structure((0, 0)), pairs
+    )
+
+  def init_fn(params):
+    return SpikeCompensationState(trace=optax.tree.zeros_like(params))
+
+  def update_fn(updates, state, params=None):
+    del params
+    momenta = per_stage.broadcast(momentum, updates, "momentum")
+    trace = jax.tree.map(
+      lambda g, v, m: arithmetic.linear_combination((1, g), (m, v)),
+      updates,
+      state.trace,
+      momenta,
+    )
+    compensated = jax.tree.map(
+      lambda v, g, a, b: arithmetic.linear_combination((a, v), (b, g)),
+      trace,
+      updates,
+      *coefficients(updates),
+    )
+    return compensated, SpikeCompensationState(trace=trace)
+
+  return optax.GradientTransformation(init_fn, update_fn)
