@@ -1,5 +1,12 @@
 """A simulator of asynchronous pipelined training; the public names."""
 
+from pbp_jax import models as models
+from pbp_jax import schedules as schedules
+from pbp_jax.hyperparameters import (
+  scale_hyperparameters as scale_hyperparameters,
+)
+from pbp_jax.simulator import PipelineState as PipelineState
+from pbp_jax.simulator import Simulator as Simulator
 from pbp_jax.stages import Stage as Stage
 from pbp_jax.stages import as_stages as as_stages
 from pbp_jax.transforms import clip_by_stage_norm as clip_by_stage_norm

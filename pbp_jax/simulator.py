@@ -1,0 +1,535 @@
+"""The simulator: asynchronous pipelined training as a pure scan.
+
+Every stage is re-indexed by micro-batch instead of by tick. One step is then
+one ordinary forward and backward pass of one micro-batch, whose weights lag by
+what the schedule says, and the last views of the weights are all that has to
+be remembered. The numbers are those of the pipeline that works in ticks, unless
+something couples stages by tick: clipping by the global norm (there is
+`clip_by_stage_norm`) or a learning rate by wall-clock tick.
+"""
+
+from collections.abc import Callable
+import contextlib
+import dataclasses
+import functools
+from typing import Any
+
+from flax import struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from pbp_jax import schedules, two_version_vjp
+from pbp_jax import stages as stages_lib
+from pbp_jax.stages import PyTree
+from pbp_jax.transforms import views
+
+_BACKWARD = {
+  "saved": two_version_vjp.saved,
+  "recompute": two_version_vjp.recompute,
+}
+
+
+@struct.dataclass
+class PipelineState:
+  """All that a run carries from one micro-batch to the next.
+
+  Attributes:
+    step: Micro-batches done, int32.
+    key: The run's random key.
+    params: The newest raw weights, a tuple of S pytrees.
+    opt_state: The optimizer's state.
+    history: For each stage a ring of its last forward views, leaves
+      `[max_lag + 1, ...]`; None for a stage that meets its newest view.
+    stage_state: The state of each stage, None for stages without one.
+    gradients: The sum of the gradients since the last update, like `params`;
+      None if every micro-batch makes an update.
+    stale_params: The same sum of forward views; None if the optimizer does not
+      read them.
+  """
+
+  step: jax.Array
+  key: jax.Array
+  params: tuple[PyTree, ...]
+  opt_state: optax.OptState
+  history: tuple[PyTree, ...]
+  stage_state: tuple[PyTree, ...]
+  gradients: PyTree = None
+  stale_params: PyTree = None
+
+  @classmethod
+  def vmap_axes(cls) -> "PipelineState":
+    """The axes over which to `jax.vmap` a state: all but the step counter.
+
+    A batched counter would turn the slices of the rings into slow gathers.
+
+    Returns:
+      What to give as `in_axes` and `out_axes`.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, optax
+      >>> import pbp_jax as pbp
+      >>> simulator = pbp.Simulator(
+      ...   pbp.as_stages([jnp.sin]), lambda y, t: jnp.sum((y - t) ** 2),
+      ...   optax.sgd(0.1), pbp.schedules.synchronous(1))
+      >>> axes = pbp.PipelineState.vmap_axes()
+      >>> keys = jax.random.split(jax.random.key(0), 5)
+      >>> seeds = jax.vmap(simulator.init, (0, None), axes)(keys, jnp.ones(3))
+      >>> run = jax.vmap(simulator.run, (axes, None, None), (axes, 0))
+      >>> seeds, metrics = run(seeds, jnp.ones((8, 3)), jnp.ones((8, 3)))
+      >>> metrics["loss"].shape
+      (5, 8)
+    """
+    fields = {field.name: 0 for field in dataclasses.fields(cls)}
+    return cls(**{**fields, "step": None})
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Simulator:
+  """Trains a pipeline of stages by an asynchronous schedule.
+
+  The forward pass of micro-batch i at stage s runs on the forward view of
+  version `max(0, k(i) - lag)`; its backward pass on the backward view of the
+  newest version, or, if the schedule stashes weights, on what the forward read.
+  The gradients of an update's micro-batches are averaged. A view is the raw
+  weights unless the optimizer's state holds a prediction (`predict_params`).
+
+  `jax.grad` through `run` works in reverse mode; forward mode does not, since
+  the passes on two versions have derivative rules of their own.
+
+  Attributes:
+    stages: The pipeline, input first (`as_stages`, `pbp.models`).
+    loss_fn: `loss_fn(outputs, targets) -> scalar`, for one micro-batch.
+    optimizer: Any optax optimizer; its extra argument `stale_params` is the
+      forward views, averaged over the update's micro-batches.
+    schedule: The timetable (`pbp.schedules`) of as many stages.
+    backward: Which backward the schedule's weights go through, if it is not
+      stashed: "saved" (saved activations, newest weights) or "recompute" (the
+      stage is run again on the newest weights). "stashed" may be said of a
+      stashed schedule; it makes no difference.
+    batch_fn: `batch_fn(key, inputs_i, targets_i) -> (inputs, targets)`, run
+      inside the scan: augmentation, or fetching by index from data on the
+      device.
+    has_aux: Whether `loss_fn` returns `(loss, aux)`. A dict joins the metrics
+      under its own names, anything else as "aux".
+
+  Raises:
+    ValueError: If an argument is not of the kind described.
+
+  Example:
+    >>> from flax import linen as nn
+    >>> import jax, jax.numpy as jnp, optax
+    >>> import pbp_jax as pbp
+    >>> stages = pbp.as_stages([nn.Dense(8), nn.tanh, nn.Dense(1)])
+    >>> schedule = pbp.schedules.pipelined_backprop(len(stages))
+    >>> simulator = pbp.Simulator(
+    ...   stages, lambda y, t: jnp.mean((y - t) ** 2), optax.sgd(0.05),
+    ...   schedule)
+    >>> x = jax.random.normal(jax.random.key(1), (500, 1, 4))
+    >>> state = simulator.init(jax.random.key(0), x[0])
+    >>> state, metrics = simulator.run(state, x, x.sum(-1, keepdims=True))
+    >>> bool(metrics["loss"][-50:].mean() < 0.1 * metrics["loss"][:50].mean())
+    True
+  """
+
+  stages: tuple[stages_lib.Stage, ...]
+  loss_fn: Callable[..., Any]
+  optimizer: optax.GradientTransformation
+  schedule: schedules.Schedule
+  backward: str = "saved"
+  batch_fn: Callable[..., tuple[PyTree, PyTree]] | None = None
+  has_aux: bool = False
+
+  def __post_init__(self):
+    object.__setattr__(self, "stages", stages_lib.as_stages(self.stages))
+    if not isinstance(self.schedule, schedules.Schedule):
+      raise ValueError(
+        "schedule must be a Schedule made by pbp.schedules, got"
+        f" {self.schedule!r}."
+      )
+    if len(self.stages) != self.schedule.num_stages:
+      raise ValueError(
+        "schedule must have as many stages as the pipeline,"
+        f" {len(self.stages)}; {self.schedule.name} has"
+        f" {self.schedule.num_stages}."
+      )
+    allowed = [*_BACKWARD, *(["stashed"] if self.schedule.is_stashed else [])]
+    if self.backward not in allowed:
+      hint = (
+        ' "stashed" needs a stashed schedule (schedule.with_weight_stashing()).'
+        if self.backward == "stashed"
+        else ""
+      )
+      raise ValueError(
+        f"backward must be one of {allowed} with {self.schedule.name}, got"
+        f" {self.backward!r}.{hint}"
+      )
+    if not isinstance(self.optimizer, optax.GradientTransformation):
+      raise ValueError(
+        "optimizer must be an optax.GradientTransformation, got"
+        f" {self.optimizer!r}."
+      )
+    object.__setattr__(
+      self, "optimizer", optax.with_extra_args_support(self.optimizer)
+    )
+
+  # ---- The public functions, compiled; all pure.
+
+  def init(self, key: jax.Array, example: PyTree) -> PipelineState:
+    """The state before the first micro-batch.
+
+    Args:
+      key: A random key; parameters and all noise of the run follow from it.
+      example: One micro-batch of inputs, as stage 0 gets it (after `batch_fn`).
+
+    Returns:
+      The state.
+
+    Raises:
+      ValueError: If a stage can't take what the stage before it gives, or the
+        optimizer does not fit the parameters.
+    """
+    return self._compiled_init(key, example)
+
+  def step(
+    self, state: PipelineState, inputs: PyTree, targets: PyTree
+  ) -> tuple[PipelineState, dict[str, Any]]:
+    """Trains on one micro-batch.
+
+    Args:
+      state: The state; `state.step` is the micro-batch's index.
+      inputs: One micro-batch of inputs.
+      targets: Its targets.
+
+    Returns:
+      The next state, and the metrics of this micro-batch.
+
+    Raises:
+      ValueError: If the loss is not a scalar, or an aperiodic schedule meets a
+        traced `state.step`.
+    """
+    return self._step(state, self._lags(state.step, 1)[0], inputs, targets)
+
+  def run(
+    self,
+    state: PipelineState,
+    inputs: PyTree,
+    targets: PyTree,
+    *,
+    donate: bool = False,
+  ) -> tuple[PipelineState, dict[str, Any]]:
+    """Trains on micro-batches one after the other, in one `lax.scan`.
+
+    Nothing is drained at the end: what is in flight stays in the state, and
+    running two chunks is running their concatenation.
+
+    Args:
+      state: The state to go on from.
+      inputs: The micro-batches' inputs, stacked along a leading axis.
+      targets: Their targets, likewise.
+      donate: Whether the memory of `state` may be reused; it can't be used
+        afterwards. Of no effect under an outer `jit` or `vmap`.
+
+    Returns:
+      The state after the last micro-batch, and metrics with the same leading
+      axis; `metrics["loss"][i]` is the loss that micro-batch i met on its
+      forward views.
+
+    Raises:
+      ValueError: If the leading axes differ, or as in `step`.
+    """
+    sizes = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves((inputs, targets))}
+    if len(sizes) != 1 or sizes == {()}:
+      raise ValueError(
+        "inputs and targets must be stacked micro-batches: all leaves need one"
+        f" and the same leading axis, got leading axes {sorted(sizes)}."
+      )
+    ((count,),) = sizes
+    lags = None
+    if self.schedule.period is None:
+      lags = self._lags(state.step, count)
+    leaves = jax.tree.leaves((state, inputs, targets))
+    if donate and not any(isinstance(x, jax.core.Tracer) for x in leaves):
+      return self._compiled_donating_run(state, inputs, targets, lags)
+    return self._compiled_run(state, inputs, targets, lags)
+
+  def predict(
+    self,
+    params: tuple[PyTree, ...],
+    inputs: PyTree,
+    stage_state: tuple[PyTree, ...] | None = None,
+  ) -> PyTree:
+    """The pipeline's outputs in evaluation mode.
+
+    Args:
+      params: The weights, `state.params`: the newest, raw.
+      inputs: One micro-batch of inputs.
+      stage_state: `state.stage_state`, needed if a stage has a state.
+
+    Returns:
+      The outputs of the last stage.
+
+    Raises:
+      ValueError: If a stage has a state and none is given.
+    """
+    stateful = [s.name for s in self.stages if s.init_state is not None]
+    if stateful and stage_state is None:
+      raise ValueError(
+        "stage_state must be given (state.stage_state), since these stages have"
+        f" a state: {', '.join(stateful)}; got None."
+      )
+    return self._compiled_predict(params, inputs, stage_state)
+
+  @functools.cached_property
+  def _compiled_init(self):
+    return jax.jit(self._init)
+
+  @functools.cached_property
+  def _compiled_run(self):
+    return jax.jit(self._run)
+
+  @functools.cached_property
+  def _compiled_donating_run(self):
+    return jax.jit(self._run, donate_argnums=0)
+
+  @functools.cached_property
+  def _compiled_predict(self):
+    return jax.jit(self._predict)
+
+  # ---- What they compute.
+
+  def _init(self, key: jax.Array, example: PyTree) -> PipelineState:
+    key_init, key_run = jax.random.split(key)
+    params, stage_state = [], []
+    x = example
+    for s, stage in enumerate(self.stages):
+      with self._explaining(s, x):
+        key_params, key_state = jax.random.split(
+          jax.random.fold_in(key_init, s)
+        )
+        params.append(stage.init(key_params, x))
+        stage_state.append(stage.init_state and stage.init_state(key_state, x))
+        x, _ = stage(params[s], stage_state[s], x, None)
+    params = tuple(params)
+    opt_state = self.optimizer.init(params)
+    view = views.predict_params(opt_state, params)
+    accumulates = self.schedule.update_interval > 1
+    zeros = optax.tree.zeros_like(params)
+    return PipelineState(
+      step=jnp.zeros([], jnp.int32),
+      key=key_run,
+      params=params,
+      opt_state=opt_state,
+      history=tuple(map(_new_ring, view, self.schedule.max_lag)),
+      stage_state=tuple(stage_state),
+      gradients=zeros if accumulates else None,
+      stale_params=zeros
+      if accumulates and self._reads_stale_params(params, opt_state)
+      else None,
+    )
+
+  def _run(self, state, inputs, targets, lags):
+    def body(state, xs):
+      inputs, targets, lags = xs
+      if lags is None:
+        lags = self._lags(state.step, 1)[0]
+      return self._step(state, lags, inputs, targets)
+
+    return jax.lax.scan(body, state, (inputs, targets, lags))
+
+  def _predict(self, params, inputs, stage_state):
+    x = inputs
+    for s, stage in enumerate(self.stages):
+      with self._explaining(s, x):
+        x, _ = stage(params[s], stage_state and stage_state[s], x, None)
+    return x
+
+  def _step(self, state, lags, inputs, targets):
+    """One micro-batch, whose forward lags by `lags`, `[S]`."""
+    key = jax.random.fold_in(state.key, state.step)
+    if self.batch_fn is not None:
+      batch_key = jax.random.fold_in(key, len(self.stages))
+      inputs, targets = self.batch_fn(batch_key, inputs, targets)
+    params_fwd, history = self._forward_views(state, lags)
+    if self.schedule.is_stashed:
+      params_bwd = params_fwd
+    else:
+      params_bwd = views.predict_params(
+        state.opt_state, state.params, "backward"
+      )
+    (loss, (aux, stage_state)), gradients = jax.value_and_grad(
+      lambda params_bwd: self._loss(
+        params_fwd, params_bwd, state.stage_state, key, inputs, targets
+      ),
+      has_aux=True,
+    )(params_bwd)
+    state = self._update(
+      state.replace(history=history, stage_state=stage_state),
+      gradients,
+      params_fwd,
+    )
+    return state.replace(step=state.step + 1), _metrics(loss, aux)
+
+  def _forward_views(self, state, lags):
+    """The weights that the forward passes meet, and the rings they are in.
+
+    A ring is written before it is read: XLA then updates it in place. Version
+    k is in slot k modulo the number of slots, which all held version 0 at
+    first, so nothing special happens while the pipeline fills.
+    """
+    newest = views.predict_params(state.opt_state, state.params)
+    version = state.step // self.schedule.update_interval
+    history = tuple(
+      ring if ring is None else _write(ring, view, version)
+      for ring, view in zip(state.history, newest, strict=True)
+    )
+    met = tuple(
+      view if ring is None else _read(ring, version - lag)
+      for ring, view, lag in zip(history, newest, lags, strict=True)
+    )
+    return met, history
+
+  def _loss(self, params_fwd, params_bwd, stage_state, key, inputs, targets):
+    """The loss on params_fwd, with the gradient that params_bwd carry."""
+    x = inputs
+    next_state = []
+    for s, stage in enumerate(self.stages):
+
+      def apply(params, x, state, key, stage=stage):
+        return stage(params, state, x, key)
+
+      weights = (params_fwd[s], params_bwd[s])
+      if weights[0] is weights[1] or not jax.tree.leaves(weights):
+        weights = weights[1:]
+      else:
+        apply = _BACKWARD[self.backward](apply)
+      stage_key = jax.random.fold_in(key, s) if stage.stochastic else None
+      with self._explaining(s, x):
+        x, state = apply(*weights, x, stage_state[s], stage_key)
+      next_state.append(state)
+    loss = self.loss_fn(x, targets)
+    loss, aux = loss if self.has_aux else (loss, {})
+    if jnp.shape(loss) or not jnp.issubdtype(
+      jnp.result_type(loss), jnp.floating
+    ):
+      raise ValueError(
+        "loss_fn must return a real scalar, got shape"
+        f" {jnp.shape(loss)} of {jnp.result_type(loss)}."
+      )
+    return loss, (aux, tuple(next_state))
+
+  def _update(self, state, gradients, params_fwd):
+    """Counts one micro-batch's gradients in, and updates when it is time."""
+    interval = self.schedule.update_interval
+
+    def update(state, gradients, stale_params):
+      updates, opt_state = self.optimizer.update(
+        gradients, state.opt_state, state.params, stale_params=stale_params
+      )
+      params = optax.apply_updates(state.params, updates)
+      return state.replace(params=params, opt_state=opt_state)
+
+    if interval == 1:
+      return update(state, gradients, params_fwd)
+
+    def update_by_means(state):
+      means = jax.tree.map(
+        lambda total: total / interval, (state.gradients, state.stale_params)
+      )
+      zeros = optax.tree.zeros_like((state.gradients, state.stale_params))
+      return update(state, *means).replace(
+        gradients=zeros[0], stale_params=zeros[1]
+      )
+
+    state = state.replace(
+      gradients=optax.tree.add(state.gradients, gradients),
+      stale_params=state.stale_params
+      and optax.tree.add(state.stale_params, params_fwd),
+    )
+    is_last = (state.step + 1) % interval == 0
+    return jax.lax.cond(is_last, update_by_means, lambda state: state, state)
+
+  def _lags(self, start: jax.Array, count: int) -> Any:
+    """Forward lags `[count, S]` of the micro-batches from `start` on."""
+    period = self.schedule.period
+    if period is None:
+      if isinstance(start, jax.core.Tracer):
+        raise ValueError(
+          f"{self.schedule.name} has no period, so its lags must be looked up"
+          " before tracing: state.step must be concrete, got a traced value."
+          " Call run outside of jit, or vmap it with state.step unbatched."
+        )
+      return self.schedule.lags(int(start), count)[0].T
+    # The lags of a full pipeline: while it fills, the rings do the clipping.
+    fill = (
+      int(self.schedule.max_lag.max()) + 1
+    ) * self.schedule.update_interval
+    full = -(-fill // period) * period
+    table = self.schedule.lags(full, period)[0].T
+    if period == 1:
+      return table
+    return jnp.asarray(table)[(start + np.arange(count)) % period]
+
+  def _reads_stale_params(self, params, opt_state) -> bool:
+    """Whether the optimizer makes any use of the extra argument."""
+    jaxpr = jax.make_jaxpr(
+      lambda stale_params: self.optimizer.update(
+        params, opt_state, params, stale_params=stale_params
+      )
+    )(params).jaxpr
+    read = {id(v) for equation in jaxpr.eqns for v in equation.invars}
+    read |= {id(v) for v in jaxpr.outvars}
+    return any(id(v) in read for v in jaxpr.invars)
+
+  @contextlib.contextmanager
+  def _explaining(self, s: int, x: PyTree):
+    """Says which stage could not be applied to what."""
+    try:
+      yield
+    except Exception as error:
+      shapes = jax.tree.map(lambda leaf: jax.typeof(leaf).str_short(), x)
+      raise ValueError(
+        f"Stage {s} of {len(self.stages)} ({self.stages[s].name}) can't be"
+        f" applied to its input {shapes}: {error}"
+      ) from error
+
+
+def _new_ring(view: PyTree, max_lag: int) -> PyTree:
+  """A ring all of whose slots hold version 0; None if there is no need."""
+  if max_lag == 0 or not jax.tree.leaves(view):
+    return None
+  slots = int(max_lag) + 1
+  return jax.tree.map(
+    lambda leaf: jnp.broadcast_to(leaf, (slots, *jnp.shape(leaf))), view
+  )
+
+
+def _write(ring: PyTree, view: PyTree, version: jax.Array) -> PyTree:
+  return jax.tree.map(
+    lambda slots, leaf: jax.lax.dynamic_update_index_in_dim(
+      slots, leaf, version % slots.shape[0], axis=0
+    ),
+    ring,
+    view,
+  )
+
+
+def _read(ring: PyTree, version: jax.Array) -> PyTree:
+  return jax.tree.map(
+    lambda slots: jax.lax.dynamic_index_in_dim(
+      slots, version % slots.shape[0], axis=0, keepdims=False
+    ),
+    ring,
+  )
+
+
+def _metrics(loss: jax.Array, aux: PyTree) -> dict[str, Any]:
+  """The metrics of a micro-batch."""
+  aux = aux if isinstance(aux, dict) else {"aux": aux}
+  if "loss" in aux:
+    raise ValueError(
+      'The aux of loss_fn must not have a key "loss", which is the loss itself;'
+      f" got keys {sorted(aux)}."
+    )
+  return {"loss": loss, **aux}
