@@ -1,6 +1,7 @@
 """A simulator of asynchronous pipelined training; the public names."""
 
 from pbp_jax import models as models
+from pbp_jax import presets as presets
 from pbp_jax import schedules as schedules
 from pbp_jax.hyperparameters import (
   scale_hyperparameters as scale_hyperparameters,
