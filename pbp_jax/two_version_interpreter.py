@@ -9,7 +9,7 @@ forward version of the weights and is differentiated at the backward version.
 
 from collections.abc import Sequence
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax.extend import core as jex_core
@@ -20,35 +20,17 @@ from pbp_jax import stages
 # ---- Values of the three classes: a bare array is a constant.
 
 
-@jax.tree_util.register_pytree_node_class
-class Weight:
+class Weight(NamedTuple):
   """A value made of weights alone, in both versions."""
 
-  def __init__(self, fwd: Any, bwd: Any):
-    self.fwd = fwd
-    self.bwd = bwd
-
-  def tree_flatten(self):
-    return (self.fwd, self.bwd), None
-
-  @classmethod
-  def tree_unflatten(cls, _, children):
-    return cls(*children)
+  fwd: Any
+  bwd: Any
 
 
-@jax.tree_util.register_pytree_node_class
-class Activation:
+class Activation(NamedTuple):
   """A value that the input went into."""
 
-  def __init__(self, value: Any):
-    self.value = value
-
-  def tree_flatten(self):
-    return (self.value,), None
-
-  @classmethod
-  def tree_unflatten(cls, _, children):
-    return cls(*children)
+  value: Any
 
 
 _Value = Any  # Weight, Activation or a bare array
