@@ -16,6 +16,7 @@ from typing import Any
 
 from flax import struct
 import jax
+from jax import core as jax_core
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -170,9 +171,6 @@ class Simulator:
         "optimizer must be an optax.GradientTransformation, got"
         f" {self.optimizer!r}."
       )
-    object.__setattr__(
-      self, "optimizer", optax.with_extra_args_support(self.optimizer)
-    )
 
   # ---- The public functions, compiled; all pure.
 
@@ -250,7 +248,7 @@ class Simulator:
     if self.schedule.period is None:
       lags = self._lags(state.step, count)
     leaves = jax.tree.leaves((state, inputs, targets))
-    if donate and not any(isinstance(x, jax.core.Tracer) for x in leaves):
+    if donate and not any(isinstance(x, jax_core.Tracer) for x in leaves):
       return self._compiled_donating_run(state, inputs, targets, lags)
     return self._compiled_run(state, inputs, targets, lags)
 
@@ -280,6 +278,10 @@ class Simulator:
         f" a state: {', '.join(stateful)}; got None."
       )
     return self._compiled_predict(params, inputs, stage_state)
+
+  @functools.cached_property
+  def _optimizer(self) -> optax.GradientTransformationExtraArgs:
+    return optax.with_extra_args_support(self.optimizer)
 
   @functools.cached_property
   def _compiled_init(self):
@@ -312,7 +314,7 @@ class Simulator:
         stage_state.append(stage.init_state and stage.init_state(key_state, x))
         x, _ = stage(params[s], stage_state[s], x, None)
     params = tuple(params)
-    opt_state = self.optimizer.init(params)
+    opt_state = self._optimizer.init(params)
     view = views.predict_params(opt_state, params)
     accumulates = self.schedule.update_interval > 1
     zeros = optax.tree.zeros_like(params)
@@ -400,13 +402,14 @@ class Simulator:
         return stage(params, state, x, key)
 
       weights = (params_fwd[s], params_bwd[s])
+      function: Callable[..., Any] = apply
       if weights[0] is weights[1] or not jax.tree.leaves(weights):
         weights = weights[1:]
       else:
-        apply = _BACKWARD[self.backward](apply)
+        function = _BACKWARD[self.backward](apply)
       stage_key = jax.random.fold_in(key, s) if stage.stochastic else None
       with self._explaining(s, x):
-        x, state = apply(*weights, x, stage_state[s], stage_key)
+        x, state = function(*weights, x, stage_state[s], stage_key)
       next_state.append(state)
     loss = self.loss_fn(x, targets)
     loss, aux = loss if self.has_aux else (loss, {})
@@ -424,7 +427,7 @@ class Simulator:
     interval = self.schedule.update_interval
 
     def update(state, gradients, stale_params):
-      updates, opt_state = self.optimizer.update(
+      updates, opt_state = self._optimizer.update(
         gradients, state.opt_state, state.params, stale_params=stale_params
       )
       params = optax.apply_updates(state.params, updates)
@@ -454,7 +457,7 @@ class Simulator:
     """Forward lags `[count, S]` of the micro-batches from `start` on."""
     period = self.schedule.period
     if period is None:
-      if isinstance(start, jax.core.Tracer):
+      if isinstance(start, jax_core.Tracer):
         raise ValueError(
           f"{self.schedule.name} has no period, so its lags must be looked up"
           " before tracing: state.step must be concrete, got a traced value."
@@ -474,7 +477,7 @@ class Simulator:
   def _reads_stale_params(self, params, opt_state) -> bool:
     """Whether the optimizer makes any use of the extra argument."""
     jaxpr = jax.make_jaxpr(
-      lambda stale_params: self.optimizer.update(
+      lambda stale_params: self._optimizer.update(
         params, opt_state, params, stale_params=stale_params
       )
     )(params).jaxpr

@@ -84,10 +84,10 @@ class Stage:
     Returns:
       The output and the state after this micro-batch.
     """
-    key = (key,) if self.stochastic else ()
+    keys = (key,) if self.stochastic else ()
     if self.init_state is None:
-      return self.apply(params, x, *key), None
-    return self.apply(params, state, x, *key)
+      return self.apply(params, x, *keys), None
+    return self.apply(params, state, x, *keys)
 
 
 def as_stages(layers: Iterable[Any]) -> tuple[Stage, ...]:
@@ -222,7 +222,7 @@ def _linen_stage(module: nn.Module) -> Stage:
     None,
   )
 
-  def mode(train: bool) -> dict[str, bool]:
+  def mode(train: bool) -> dict[str, Any]:
     if switch is None:
       return {}
     return {switch: _TRAIN_ARGUMENTS[switch] == train}

@@ -9,6 +9,7 @@ state) are constants: neither weights nor activations.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 
@@ -100,7 +101,7 @@ def saved(function: OneVersion) -> TwoVersion:
     jaxpr, out_shape = jax.make_jaxpr(function, return_shape=True)(
       params_fwd, x, *constants
     )
-    operands = [
+    operands: list[Any] = [
       interpreter.Weight(jax.lax.stop_gradient(fwd), bwd)
       for fwd, bwd in zip(
         jax.tree.leaves(params_fwd),

@@ -76,16 +76,20 @@ def delay_gradients(delay: per_stage.PerStage) -> optax.GradientTransformation:
     def write(gradient, ring):
       if not ring.shape[0]:
         return ring
-      return ring.at[state.count % ring.shape[0]].set(gradient)
+      return jax.lax.dynamic_update_index_in_dim(
+        ring, gradient, state.count % ring.shape[0], axis=0
+      )
 
     def read(gradient, ring):
       if not ring.shape[0]:
         return gradient
-      return ring[(state.count + 1) % ring.shape[0]]
+      return jax.lax.dynamic_index_in_dim(
+        ring, (state.count + 1) % ring.shape[0], axis=0, keepdims=False
+      )
 
     history = jax.tree.map(write, updates, state.history)
     delayed = jax.tree.map(read, updates, history)
-    count = optax.safe_increment(state.count)
+    count = jnp.asarray(optax.safe_increment(state.count))
     return delayed, DelayGradientsState(count, history)
 
   return optax.GradientTransformation(init_fn, update_fn)

@@ -8,6 +8,7 @@ import numbers
 from typing import Any
 
 import jax
+from jax import core as jax_core
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -79,9 +80,9 @@ def check_numbers(
   if maximum < np.inf:
     allowed += f" and <= {maximum:g}"
   for leaf in jax.tree.leaves(value, is_leaf=lambda x: x is None):
-    if isinstance(leaf, jax.core.Tracer) and not whole:
+    if isinstance(leaf, jax_core.Tracer) and not whole:
       continue
-    known = None if isinstance(leaf, jax.core.Tracer) else np.asarray(leaf)
+    known = None if isinstance(leaf, jax_core.Tracer) else np.asarray(leaf)
     kind = np.integer if whole else (np.integer, np.floating)
     if known is None or not any(
       np.issubdtype(known.dtype, k) or jnp.issubdtype(known.dtype, k)

@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 import jax
+from jax import core as jax_core
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 import numpy as np
@@ -43,8 +44,8 @@ def spike_coefficients(
     >>> float(a), float(b)
     (0.25, 1.5)
   """
-  traced = isinstance(momentum, jax.core.Tracer) or isinstance(
-    delay, jax.core.Tracer
+  traced = isinstance(momentum, jax_core.Tracer) or isinstance(
+    delay, jax_core.Tracer
   )
   xp = jnp if traced else np
   m = xp.asarray(momentum, dtype=None if traced else np.float64)

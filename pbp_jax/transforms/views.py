@@ -14,6 +14,8 @@ from flax import nnx
 import jax
 import optax
 
+# Any pytree; parameters, and what is shaped like them.
+PyTree = Any
 Which = Literal["forward", "backward"]
 
 
@@ -22,8 +24,8 @@ class Prediction(Protocol):
   """An optimizer state that changes what a pass sees."""
 
   def predict_view(
-    self, params: optax.Params, enclosing: tuple[Any, ...], which: Which
-  ) -> optax.Params:
+    self, params: PyTree, enclosing: tuple[Any, ...], which: Which
+  ) -> PyTree:
     """The weights that a pass sees.
 
     Args:
@@ -38,8 +40,8 @@ class Prediction(Protocol):
 
 
 def predict_params(
-  opt_state: optax.OptState, params: optax.Params, which: Which = "forward"
-) -> optax.Params:
+  opt_state: optax.OptState, params: PyTree, which: Which = "forward"
+) -> PyTree:
   """The weights that a pass is to be run on: the view.
 
   A pure read-out, like `optax.contrib.schedule_free_eval_params`, that works in
