@@ -1,0 +1,1 @@
+"""Programs that train, measure and draw; README.md has what they gave."""

@@ -1,0 +1,228 @@
+"""Training many replicas side by side: one program, spread over devices.
+
+A replica is one seed of one arm. Replicas of one schedule differ in numbers
+only (weights, noise, order of the data, coefficients), so one program trains
+them all: `vmap` within a device, `shard_map` over devices.
+"""
+
+from collections.abc import Callable
+import dataclasses
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import pbp_jax as pbp
+from pbp_jax import data
+
+_AXIS = "replica"
+
+# Evaluation takes so many images at a time.
+_EVALUATION_BATCH = 250
+
+
+class Evaluation(NamedTuple):
+  """Newest raw weights on a whole split; both `[replicas]`.
+
+  Attributes:
+    loss: Mean cross-entropy.
+    accuracy: Share of images whose label has the largest output.
+  """
+
+  loss: jax.Array
+  accuracy: jax.Array
+
+
+class Chunk(NamedTuple):
+  """What a chunk of training says about itself.
+
+  Attributes:
+    loss: `[replicas, count]`, the loss each micro-batch met.
+    is_finite: `[replicas]` bools, whether all weights are finite at its end.
+  """
+
+  loss: jax.Array
+  is_finite: jax.Array
+
+
+def cross_entropy(outputs: jax.Array, labels: jax.Array) -> jax.Array:
+  """Mean cross-entropy of a micro-batch, the loss that is trained."""
+  losses = optax.softmax_cross_entropy_with_integer_labels(outputs, labels)
+  return losses.mean()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Replicas:
+  """Compiled programs that start, train and evaluate replicas.
+
+  All methods are pure: a state goes in and the next one comes out, so a state
+  on disk and the position in the data are all that resuming takes.
+
+  Attributes:
+    make_simulator: `make_simulator(numbers, batch_fn) -> pbp.Simulator`, called
+      while tracing; `numbers` are one replica's.
+    num_replicas: How many.
+    numbers: A pytree with a leading axis of replicas: what differs between
+      arms, such as prediction horizons; may be empty.
+    dataset: The images, put on every device.
+    augment: Whether training images are augmented.
+    devices: The devices to spread over; as many are used as there are replicas.
+  """
+
+  make_simulator: Callable[..., pbp.Simulator]
+  num_replicas: int
+  numbers: Any
+  dataset: data.Dataset
+  augment: bool
+  devices: tuple[Any, ...]  # jax.Device, no type to pyright
+
+  def init(self, keys: jax.Array) -> pbp.PipelineState:
+    """States before the first sample, from one key a replica `[replicas]`."""
+    keys = self._put(jax.random.key_data(keys))
+    return self._init(keys, self._numbers)
+
+  def train(
+    self, state: pbp.PipelineState, indices: np.ndarray
+  ) -> tuple[pbp.PipelineState, Chunk]:
+    """Trains on some samples, one a micro-batch; reuses the state's memory.
+
+    Args:
+      state: The replicas' states.
+      indices: `[replicas, count]` ints, training images in the order of use.
+
+    Returns:
+      The next states, and the chunk; neither is waited for.
+    """
+    indices = self._put(indices.astype(np.int32))
+    with jax.transfer_guard("disallow"):
+      return self._train(state, self._numbers, indices, *self._splits["train"])
+
+  def evaluate(
+    self, params: Any, split: str, num_images: int | None = None
+  ) -> Evaluation:
+    """Evaluates the newest raw weights, `state.params`.
+
+    Args:
+      params: The weights, with the leading axis of replicas.
+      split: `train` or `test`.
+      num_images: How many of the split's images, from the first; None for all.
+
+    Returns:
+      The evaluation; it is not waited for.
+    """
+    size = len(self._splits[split][0])
+    num_images = size if num_images is None else min(num_images, size)
+    batches = self._batches(num_images)
+    return self._evaluate(params, self._numbers, batches, *self._splits[split])
+
+  def fetch(self, tree: Any) -> Any:
+    """Arrays on the host, without the replicas that only fill a device."""
+    return jax.tree.map(lambda x: np.asarray(x)[: self.num_replicas], tree)
+
+  # ---- Where things are. Replicas are padded to a multiple of the devices.
+
+  @functools.cached_property
+  def _mesh(self) -> jax.sharding.Mesh:
+    devices = self.devices[: self.num_replicas]
+    return jax.sharding.Mesh(np.asarray(devices), (_AXIS,))
+
+  def _put(self, tree: Any, shared: bool = False) -> Any:
+    """Puts arrays on the devices; the last replica fills up what is left."""
+    num_padded = -self.num_replicas % self._mesh.size
+    spec = jax.P() if shared else jax.P(_AXIS)
+    sharding = jax.sharding.NamedSharding(self._mesh, spec)
+
+    def put(x):
+      if not shared:
+        x = np.concatenate([x, np.repeat(x[-1:], num_padded, axis=0)])
+      return jax.device_put(x, sharding)
+
+    return jax.tree.map(put, tree)
+
+  @functools.cached_property
+  def _numbers(self) -> Any:
+    return self._put(
+      jax.tree.map(lambda x: np.asarray(x, np.float32), self.numbers)
+    )
+
+  @functools.cached_property
+  def _splits(self) -> dict[str, tuple[jax.Array, jax.Array]]:
+    arrays = {
+      "train": (self.dataset.train_images, self.dataset.train_labels),
+      "test": (self.dataset.test_images, self.dataset.test_labels),
+    }
+    return self._put(arrays, shared=True)
+
+  @functools.lru_cache  # noqa: B019, as long-lived as the replicas
+  def _batches(self, num_images: int) -> tuple[jax.Array, jax.Array]:
+    """Indices and weights of evaluation's batches; the last one is filled."""
+    size = min(_EVALUATION_BATCH, num_images)
+    count = -(-num_images // size)
+    indices = np.arange(count * size, dtype=np.int32).reshape(count, size)
+    weights = (indices < num_images).astype(np.float32)
+    indices = np.minimum(indices, num_images - 1)
+    return self._put((indices, weights), shared=True)
+
+  # ---- The compiled programs.
+
+  def _simulator(self, numbers, images, labels) -> pbp.Simulator:
+    batch_fn = data.batch_function(images, labels, self.augment)
+    return self.make_simulator(numbers, batch_fn)
+
+  def _spread(self, function: Callable[..., Any], in_axes, out_axes):
+    """Maps a function of one replica: vmapped here, sharded over devices."""
+    to_spec = lambda axis: jax.P() if axis is None else jax.P(_AXIS)
+    is_none = lambda axis: axis is None
+    return jax.shard_map(
+      jax.vmap(function, in_axes, out_axes),
+      mesh=self._mesh,
+      in_specs=jax.tree.map(to_spec, in_axes, is_leaf=is_none),
+      out_specs=jax.tree.map(to_spec, out_axes, is_leaf=is_none),
+      check_vma=False,
+    )
+
+  @functools.cached_property
+  def _init(self):
+    def init(key_data, numbers):
+      key = jax.random.wrap_key_data(key_data)
+      simulator = self.make_simulator(numbers, None)
+      return simulator.init(key, self.dataset.example)
+
+    axes = pbp.PipelineState.vmap_axes()
+    return jax.jit(self._spread(init, (0, 0), axes))
+
+  @functools.cached_property
+  def _train(self):
+    def train(state, numbers, indices, images, labels):
+      simulator = self._simulator(numbers, images, labels)
+      indices = indices[:, None]  # micro-batches of one sample
+      state, metrics = simulator.run(state, indices, indices)
+      leaves = jax.tree.leaves(state.params)
+      finite = jnp.stack([jnp.isfinite(leaf).all() for leaf in leaves]).all()
+      return state, Chunk(metrics["loss"], finite)
+
+    axes = pbp.PipelineState.vmap_axes()
+    spread = self._spread(train, (axes, 0, 0, None, None), (axes, 0))
+    return jax.jit(spread, donate_argnums=0)
+
+  @functools.cached_property
+  def _evaluate(self):
+    def evaluate(params, numbers, batches, images, labels):
+      simulator = self.make_simulator(numbers, None)
+
+      def sums(batch):
+        indices, weights = batch
+        outputs = simulator.predict(params, images[indices])
+        loss = optax.softmax_cross_entropy_with_integer_labels(
+          outputs, labels[indices]
+        )
+        correct = outputs.argmax(-1) == labels[indices]
+        return jnp.stack([weights @ loss, weights @ correct])
+
+      loss, correct = jax.lax.map(sums, batches).sum(0) / batches[1].sum()
+      return Evaluation(loss, correct)
+
+    return jax.jit(self._spread(evaluate, (0, 0, None, None, None), 0))

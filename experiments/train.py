@@ -1,0 +1,262 @@
+"""Trains a deep pipeline on images at batch one, by several arms and seeds.
+
+Claim tested (Kosson et al., arXiv 2003.11666): pipelined backpropagation at
+batch one (`pb`) trains worse than SGD with momentum (`sgdm`), since its
+gradients are delayed and its two passes meet different weights; spike
+compensation (`scd`) and weight prediction (`lwpvd`) give most of it back, and
+together nearly all.
+
+Command: python -m experiments.train --workdir=runs/digits
+Hardware, time and numbers: experiments/README.md.
+
+`--workdir` gets `results.json` and `curves.png`. Rate and momentum are given
+for a reference batch size and scaled to the samples of one update.
+"""
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+import math
+import os
+import pathlib
+from typing import Any
+
+from absl import app, flags
+import jax
+import optax
+import rich
+
+from experiments import config_flags, reporting, results, runner
+import pbp_jax as pbp
+from pbp_jax import data, plotting
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+  """A run of several arms.
+
+  Attributes:
+    dataset: digits, mnist or cifar10.
+    model: Name of a network, such as residual_mlp, resnet20 or vgg11.
+    num_stages: Stages of residual_mlp, whose depth is free; 0 is the model's
+      own default. Other models have the stages their name says.
+    width: Width of the model; 0 is the model's own default.
+    arms: Names of arms; --list_arms lists them.
+    seeds: Number of seeds an arm.
+    first_seed: The first of the seeds; the others follow it.
+    epochs: Passes over the training split.
+    max_samples: Most samples each replica trains on; 0 for no limit.
+    learning_rate: Learning rate at the reference batch size.
+    momentum: Momentum at the reference batch size.
+    weight_decay: Weight decay, not scaled; enters before the momentum.
+    reference_batch_size: Batch size that rate and momentum are given for.
+    update_interval: Samples an update (micro-batches of one sample).
+    decay_epochs: Epochs after which the rate is multiplied by decay_factor.
+    decay_factor: See decay_epochs.
+    augment: Whether to pad, crop and mirror training images at random.
+    chunk_samples: Samples a dispatch, a point of the loss curve; 0 chooses.
+    accuracy_points: Points of the accuracy curve.
+    accuracy_images: Test images for a point of the accuracy curve; the final
+      accuracy takes the whole split.
+    workdir: Folder for results.json and curves.png; empty or absent at first.
+    data_dir: Folder of prepared tensorflow-datasets; empty is its default.
+    smoke: Whether to shrink the run to a few seconds.
+  """
+
+  dataset: str = "digits"
+  model: str = "residual_mlp"
+  num_stages: int = 0
+  width: int = 0
+  arms: tuple[str, ...] = ("sgdm", "pb", "pb+scd", "pb+lwpvd", "pb+lwpvd+scd")
+  seeds: int = 5
+  first_seed: int = 0
+  epochs: int = 10
+  max_samples: int = 0
+  learning_rate: float = 0.1
+  momentum: float = 0.9
+  weight_decay: float = 0.0
+  reference_batch_size: int = 128
+  update_interval: int = 1
+  decay_epochs: tuple[float, ...] = ()
+  decay_factor: float = 0.1
+  augment: bool = False
+  chunk_samples: int = 0
+  accuracy_points: int = 20
+  accuracy_images: int = 1000
+  workdir: str = "runs/train"
+  data_dir: str = ""
+  smoke: bool = False
+
+  def __post_init__(self):
+    for name, minimum in (
+      ("num_stages", 0),
+      ("width", 0),
+      ("seeds", 1),
+      ("epochs", 1),
+      ("max_samples", 0),
+      ("update_interval", 1),
+      ("chunk_samples", 0),
+      ("accuracy_points", 1),
+      ("accuracy_images", 1),
+    ):
+      if getattr(self, name) < minimum:
+        raise ValueError(
+          f"{name} must be at least {minimum}, got {getattr(self, name)}."
+        )
+    if not self.arms or len(set(self.arms)) < len(self.arms):
+      raise ValueError(
+        f"arms must name at least one arm, none twice, got {self.arms}."
+      )
+
+
+def smoke_version(config: Config) -> Config:
+  """The same run, shrunk: a few stages, samples and seeds."""
+  small = {"seeds": min(config.seeds, 2), "max_samples": 300}
+  if config.model == "residual_mlp":
+    small.update(num_stages=6, width=8)
+  return dataclasses.replace(config, **small)
+
+
+def run(
+  config: Config,
+  on_progress: runner.OnProgress = lambda names, samples, total: None,
+) -> Mapping[str, Any]:
+  """Trains all arms and writes the results; a finished run is only read.
+
+  Args:
+    config: The run.
+    on_progress: Told how far it is.
+
+  Returns:
+    The contents of `results.json`.
+
+  Raises:
+    ValueError: If a name is unknown, data isn't prepared, or the folder holds
+      something else; nothing is written then.
+  """
+  if config.smoke:
+    config = smoke_version(config)
+  workdir = results.Workdir.claim(config.workdir, config)
+  if workdir.finished is not None:
+    return workdir.finished
+  stages = make_stages(config)
+  dataset = data.load(config.dataset, config.data_dir or None)
+  arms = make_arms(config, len(stages), len(dataset.train_images))
+  plan = make_plan(config, len(dataset.train_images))
+  finished: dict[str, results.ArmResult] = {}
+  workdir.write("incomplete", finished)
+  for family in runner.families(arms):
+    finished |= runner.train_family(
+      family, stages, dataset, plan, config.augment, on_progress
+    )
+    workdir.write("incomplete", finished)
+  in_order = {name: finished[name] for name in config.arms}
+  figure = plotting.training_curves(
+    {name: arm.curve for name, arm in in_order.items()},
+    title=f"{config.dataset}, {config.model}, {len(stages)} stages:"
+    f" median and range of {config.seeds} seeds",
+    chance_loss=math.log(dataset.num_classes),
+  )
+  figure.savefig(pathlib.Path(config.workdir) / "curves.png")
+  return workdir.write("done", in_order)
+
+
+def make_stages(config: Config) -> tuple[pbp.Stage, ...]:
+  """The pipeline."""
+  sizes = {"num_stages": config.num_stages, "width": config.width}
+  given = {name: size for name, size in sizes.items() if size}
+  if config.num_stages and config.model != "residual_mlp":
+    raise ValueError(
+      f"num_stages must be 0 with model={config.model!r}, whose name says its"
+      f" depth, got {config.num_stages}."
+    )
+  return pbp.models.get(config.model, **given)
+
+
+def make_arms(
+  config: Config, num_stages: int, num_examples: int
+) -> list[pbp.presets.Arm]:
+  """The arms, their hyperparameters scaled to the samples of one update."""
+  scaled = pbp.scale_hyperparameters(
+    config.learning_rate,
+    config.momentum,
+    reference_batch_size=config.reference_batch_size,
+    batch_size=config.update_interval,
+  )
+  learning_rate: Any = scaled.learning_rate
+  if config.decay_epochs:
+    updates_an_epoch = num_examples / config.update_interval
+    learning_rate = optax.piecewise_constant_schedule(
+      scaled.learning_rate,
+      {
+        round(epoch * updates_an_epoch): config.decay_factor
+        for epoch in config.decay_epochs
+      },
+    )
+  return [
+    pbp.presets.make_arm(
+      name,
+      num_stages,
+      learning_rate=learning_rate,
+      momentum=scaled.momentum,
+      weight_decay=config.weight_decay,
+      update_interval=config.update_interval,
+    )
+    for name in config.arms
+  ]
+
+
+def make_plan(config: Config, num_examples: int) -> runner.Plan:
+  """How long to train and when to look."""
+  total = config.epochs * num_examples
+  if config.max_samples:
+    total = min(total, config.max_samples)
+  chunk = config.chunk_samples
+  if not chunk:
+    # Equal chunks compile once: 20 to 39 of them, more if they'd be long.
+    counts = range(20, 40)
+    count = next((n for n in counts if total % n == 0), 20)
+    chunk = min(math.ceil(total / count), 5000)
+  return runner.Plan(
+    num_seeds=config.seeds,
+    first_seed=config.first_seed,
+    total_samples=total,
+    chunk_samples=chunk,
+    accuracy_points=config.accuracy_points,
+    accuracy_images=config.accuracy_images,
+  )
+
+
+def define_flags(flag_values: flags.FlagValues = flags.FLAGS) -> None:
+  """Defines the program's flags; called under its guard, never at import."""
+  config_flags.define(Config, flag_values)
+  flags.DEFINE_bool(
+    "list_arms", False, "List the arms and exit.", flag_values=flag_values
+  )
+
+
+def use_this_machine() -> None:
+  """One CPU device a core, so replicas spread; programs compiled once."""
+  jax.config.update("jax_num_cpu_devices", os.cpu_count() or 1)
+  cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+  cache = cache.expanduser() / "pbp_jax" / "xla"
+  jax.config.update("jax_compilation_cache_dir", str(cache))
+
+
+def main(argv: Sequence[str]) -> None:
+  """Runs the program."""
+  if len(argv) > 1:
+    raise app.UsageError(f"Arguments must be flags, got {argv[1:]}.")
+  if flags.FLAGS.list_arms:
+    rich.print(reporting.arms_table())
+    return
+  config = config_flags.from_flags(Config)
+  use_this_machine()
+  with reporting.progress_bar() as on_progress:
+    finished = run(config, on_progress)
+  rich.print(reporting.results_table(finished))
+  print(f"{config.workdir}: results.json, curves.png")
+
+
+if __name__ == "__main__":
+  define_flags()
+  app.run(main)
