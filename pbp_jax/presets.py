@@ -3,36 +3,29 @@
 An arm is one column of an experiment. Its name is a base, then what is added
 to it: `pb+stash+lwpvd+scd` is pipelined backpropagation with weight stashing,
 weight prediction in the velocity form and spike compensation, both for the
-whole delay. Every optimizer is SGD with momentum at its core, and weight decay
-enters the gradient before the momentum, on the newest weights.
+whole delay. Every optimizer is SGD with momentum at its core, unless a word
+puts another in its place, and weight decay enters the gradient before the
+momentum, on the newest weights. The words are those of `pbp_jax.mitigations`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import dataclasses
 import difflib
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+from jax import core as jax_core
 from jax.typing import ArrayLike
 import numpy as np
 import optax
 
-from pbp_jax import schedules, transforms
+from pbp_jax import mitigations, schedules, transforms
+from pbp_jax.transforms import per_stage
 
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Context:
-  """What a mitigation's links are made for.
-
-  Attributes:
-    schedule: The arm's schedule.
-    learning_rate: The rate, a number (may be traced) or an optax schedule.
-    momentum: The momentum m; may be traced.
-  """
-
-  schedule: schedules.Schedule
-  learning_rate: ArrayLike | optax.Schedule
-  momentum: ArrayLike
+# The places that all arms of a family fill in the same way: with spike
+# compensation and weight prediction in the velocity form, whose numbers are
+# neutral in an arm that has neither.
+_STACKED = ("momentum", "view")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,33 +35,14 @@ class Base:
   Attributes:
     make: Makes the schedule from the number of stages and update interval.
     description: One line.
+    source: Where the schedule comes from.
     is_delayed: Whether there is a delay to mitigate.
   """
 
   make: Callable[[int, int], schedules.Schedule]
   description: str
-  is_delayed: bool = True
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Mitigation:
-  """A further word of an arm's name.
-
-  Attributes:
-    role: Its place in the chain, one mitigation a place: "momentum" replaces
-      the momentum buffer, "view" ends the chain.
-    make: Makes the link.
-    formula: One line; D is the stage's delay in updates.
-    source: Where the formula comes from.
-    numbers: Makes the numbers in which arms of the same structure differ, or
-      None if the arm has a structure of its own.
-  """
-
-  role: str
-  make: Callable[[Context], optax.GradientTransformation]
-  formula: str
   source: str
-  numbers: Callable[[Context], dict[str, Any]] | None = None
+  is_delayed: bool = True
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -100,44 +74,18 @@ class Arm:
     return self.make_optimizer(self.numbers)
 
 
-def _spike(multiple: int) -> Mitigation:
-  def numbers(context):
-    # In float64 on the host (if known), as the arm on its own has them.
-    a, b = transforms.spike_coefficients(
-      context.momentum, multiple * context.schedule.delay
-    )
-    return {"a": a, "b": b}
+class Description(NamedTuple):
+  """What a word of an arm's name stands for.
 
-  times = "" if multiple == 1 else f"{multiple} "
-  return Mitigation(
-    role="momentum",
-    make=lambda context: transforms.spike_compensation(
-      context.momentum, multiple * context.schedule.delay
-    ),
-    formula=f"v = m v + g; update m^T v + (1 - m^T) / (1 - m) g, T = {times}D",
-    source="Kosson et al. 2020, arXiv 2003.11666 (form recalled)",
-    numbers=numbers,
-  )
+  Attributes:
+    name: The word; what is added to a base begins with "+".
+    formula: One line.
+    source: Where it comes from, and how surely.
+  """
 
-
-def _prediction(form: str, multiple: int) -> Mitigation:
-  times = "" if multiple == 1 else f"{multiple} "
-  along = {"velocity": "- lr T v", "weight": "+ T (w - previous w)"}[form]
-  return Mitigation(
-    role="view",
-    make=lambda context: transforms.linear_weight_prediction(
-      multiple * context.schedule.delay,
-      form,
-      context.learning_rate if form == "velocity" else None,
-    ),
-    formula=f"forward pass on w {along}, T = {times}D",
-    source="Kosson et al. 2020, arXiv 2003.11666 (form recalled)",
-    numbers=(
-      (lambda context: {"horizon": multiple * context.schedule.delay})
-      if form == "velocity"
-      else None
-    ),
-  )
+  name: str
+  formula: str
+  source: str
 
 
 BASES: dict[str, Base] = {
@@ -146,30 +94,25 @@ BASES: dict[str, Base] = {
       num_stages, interval
     ),
     description="SGD with momentum, no pipeline",
+    source="textbook",
     is_delayed=False,
   ),
   "fill_drain": Base(
     make=schedules.fill_drain,
     description="fill-and-drain (GPipe): no delay, idle workers",
+    source="Huang et al. 2019, arXiv 1811.06965 (recalled)",
     is_delayed=False,
   ),
   "pb": Base(
     make=schedules.pipelined_backprop,
     description="fine-grained pipelined backpropagation, D = 2 (S - 1 - s)",
+    source="Kosson et al. 2020, arXiv 2003.11666 (recalled)",
   ),
   "1f1b": Base(
     make=schedules.one_f_one_b,
     description="PipeDream's 1F1B with weight stashing, D = S - 1 - s",
+    source="Narayanan et al. 2019, arXiv 1806.03377 (recalled)",
   ),
-}
-
-MITIGATIONS: dict[str, Mitigation] = {
-  "scd": _spike(1),
-  "sc2d": _spike(2),
-  "lwpvd": _prediction("velocity", 1),
-  "lwpv2d": _prediction("velocity", 2),
-  "lwpwd": _prediction("weight", 1),
-  "lwpw2d": _prediction("weight", 2),
 }
 
 # Words that change the schedule or the backward pass.
@@ -177,34 +120,63 @@ CONSISTENCIES: dict[str, str] = {
   "stash": "backward on the weights that the forward met",
   "recompute": "backward by running the stage again on the newest weights",
 }
+_CONSISTENCY_SOURCES: dict[str, str] = {
+  "stash": "Narayanan et al. 2019, arXiv 1806.03377 (recalled)",
+  "recompute": "Chen et al. 2016, arXiv 1604.06174 (recalled)",
+}
+
+# All further words.
+MITIGATIONS: dict[str, mitigations.Mitigation] = mitigations.MITIGATIONS
+
+# What is tried together, besides every mitigation by itself.
+_COMBINATIONS = ("lwpvd+scd", "lwpwd+scd")
 
 
 def list_arms() -> list[str]:
   """Names of the common arms; further words combine as in them."""
-  bases = [name for name, base in BASES.items() if base.is_delayed]
-  endings = [
-    "", "+stash", "+scd", "+sc2d", "+lwpvd", "+lwpwd", "+lwpv2d", "+lwpw2d",
-    "+lwpvd+scd", "+lwpwd+scd",
-  ]  # fmt: skip
   arms = [name for name, base in BASES.items() if not base.is_delayed]
-  for base in bases:
-    stashed = BASES[base].make(1, 1).is_stashed
-    arms += [
-      base + ending
-      for ending in endings
-      if not (stashed and ending == "+stash")
-    ]
+  for name, base in BASES.items():
+    if base.is_delayed:
+      stash = [] if base.make(1, 1).is_stashed else ["stash"]
+      endings = [*stash, *MITIGATIONS, *_COMBINATIONS]
+      arms += [name, *(f"{name}+{ending}" for ending in endings)]
   return arms
+
+
+def describe_arms() -> list[Description]:
+  """Describes all the words of which arms' names are made.
+
+  Returns:
+    A row for every base, and one for every word to add to it.
+
+  Example:
+    >>> print(*describe_arms()[2][:2], sep=": ")
+    pb: fine-grained pipelined backpropagation, D = 2 (S - 1 - s)
+  """
+  return [
+    *(
+      Description(n, base.description, base.source) for n, base in BASES.items()
+    ),
+    *(
+      Description(f"+{word}", formula, _CONSISTENCY_SOURCES[word])
+      for word, formula in CONSISTENCIES.items()
+    ),
+    *(
+      Description(f"+{word}", mitigation.formula, mitigation.source)
+      for word, mitigation in MITIGATIONS.items()
+    ),
+  ]
 
 
 def make_arm(
   name: str,
   num_stages: int,
   *,
-  learning_rate: ArrayLike | optax.Schedule,
+  learning_rate: optax.ScalarOrSchedule,
   momentum: ArrayLike,
-  weight_decay: ArrayLike = 0.0,
+  weight_decay: float | jax.Array = 0.0,
   update_interval: int = 1,
+  num_updates: int | None = None,
 ) -> Arm:
   """Makes an arm from its name.
 
@@ -216,13 +188,14 @@ def make_arm(
     weight_decay: Added times the newest weights to the gradient, before the
       momentum.
     update_interval: Micro-batches an update.
+    num_updates: Updates that the run is to make: for words that anneal.
 
   Returns:
     The arm.
 
   Raises:
-    ValueError: If a word is unknown, or words contradict each other; the error
-      lists what there is.
+    ValueError: If a word is unknown, words contradict each other, or a word
+      needs `num_updates`; the error lists what there is.
 
   Example:
     >>> arm = make_arm("pb+lwpvd+scd", 4, learning_rate=0.1, momentum=0.5)
@@ -231,33 +204,10 @@ def make_arm(
     >>> arm.numbers["horizon"]
     array([6, 4, 2, 0])
   """
-  words = name.split("+")
-  base, words = words[0], words[1:]
-  if base not in BASES:
-    raise _unknown(name, base, BASES)
-  unknown = [
-    w for w in words if w not in MITIGATIONS and w not in CONSISTENCIES
-  ]
-  if unknown:
-    raise _unknown(name, unknown[0], {**MITIGATIONS, **CONSISTENCIES})
-  if len(set(words)) < len(words):
-    raise ValueError(f"arm {name!r} must not say a word twice.")
-  if words and not BASES[base].is_delayed:
-    raise ValueError(
-      f"arm {name!r} must be just {base!r}: there is no delay to mitigate."
-    )
-  chosen: dict[str, Mitigation] = {}
-  for word in words:
-    if word in MITIGATIONS:
-      mitigation = MITIGATIONS[word]
-      if mitigation.role in chosen:
-        role = mitigation.role
-        rivals = [w for w, m in MITIGATIONS.items() if m.role == role]
-        raise ValueError(
-          f"arm {name!r} must name at most one {role} mitigation of"
-          f" {', '.join(rivals)}."
-        )
-      chosen[mitigation.role] = mitigation
+  base, *words = name.split("+")
+  _check_words(name, base, words)
+  chosen = {w: MITIGATIONS[w] for w in words if w not in CONSISTENCIES}
+  _check_places(name, chosen)
 
   schedule = BASES[base].make(num_stages, update_interval)
   if "stash" in words:
@@ -267,65 +217,122 @@ def make_arm(
       f"arm {name!r} must not recompute: its weights are stashed, which makes"
       " no difference between the two."
     )
-  backward = "recompute" if "recompute" in words else "saved"
-  context = Context(
-    schedule=schedule, learning_rate=learning_rate, momentum=momentum
+  context = mitigations.Context(
+    schedule=schedule,
+    learning_rate=learning_rate,
+    momentum=momentum,
+    weight_decay=weight_decay,
+    num_updates=num_updates,
   )
-  decay = [optax.add_decayed_weights(weight_decay)]
-  if not isinstance(weight_decay, jax.core.Tracer) and not np.any(weight_decay):
-    decay = []
-
-  stackable = BASES[base].is_delayed and all(
-    mitigation.numbers for mitigation in chosen.values()
-  )
-  if not stackable:
-
-    def make_optimizer(numbers):
-      del numbers
-      links = {role: m.make(context) for role, m in chosen.items()}
-      return optax.chain(
-        *decay,
-        links.get("momentum", optax.trace(momentum)),
-        optax.scale_by_learning_rate(learning_rate),
-        *([links["view"]] if "view" in links else []),
-      )
-
-    return Arm(
-      name=name,
-      schedule=schedule,
-      backward=backward,
-      family=name,
-      numbers={},
-      make_optimizer=make_optimizer,
-    )
-
-  numbers = {
-    "a": np.ones(num_stages),
-    "b": np.zeros(num_stages),
-    "horizon": np.zeros(num_stages),
-  }
   for mitigation in chosen.values():
-    numbers.update(mitigation.numbers(context))
+    if mitigation.adapt is not None:
+      context = mitigation.adapt(context)
 
-  def make_stackable_optimizer(numbers):
-    return optax.chain(
-      *decay,
-      transforms.spike_compensation(momentum, a=numbers["a"], b=numbers["b"]),
-      optax.scale_by_learning_rate(learning_rate),
-      transforms.linear_weight_prediction(
-        numbers["horizon"], "velocity", learning_rate
-      ),
-    )
+  family, numbers = name, {}
+  if BASES[base].is_delayed and _is_stackable(chosen.values()):
+    own = [w for w in words if w not in chosen or chosen[w].numbers is None]
+    family = "+".join([base, *sorted(own)])
+    numbers = {
+      "a": np.ones(num_stages),
+      "b": np.zeros(num_stages),
+      "horizon": np.zeros(num_stages),
+    }
+    for mitigation in chosen.values():
+      if mitigation.numbers is not None:
+        numbers.update(mitigation.numbers(context))
 
-  consistency = [w for w in words if w in CONSISTENCIES]
+  def make_optimizer(numbers):
+    return _chain(context, list(chosen.values()), numbers)
+
+  make_optimizer(numbers)  # what can't be made is to be said now
   return Arm(
     name=name,
     schedule=schedule,
-    backward=backward,
-    family="+".join([base, *sorted(consistency)]),
+    backward="recompute" if "recompute" in words else "saved",
+    family=family,
     numbers=numbers,
-    make_optimizer=make_stackable_optimizer,
+    make_optimizer=make_optimizer,
   )
+
+
+def _is_stackable(chosen: Iterable[mitigations.Mitigation]) -> bool:
+  """Whether the places of `_STACKED` hold nothing but numbers."""
+  return not any(
+    m.numbers is None and set(m.places) & {*_STACKED, "learning rate"}
+    for m in chosen
+  )
+
+
+def _chain(
+  context: mitigations.Context,
+  chosen: Sequence[mitigations.Mitigation],
+  numbers: Mapping[str, Any],
+) -> optax.GradientTransformationExtraArgs:
+  """The chain of the chosen links and those that are there unasked."""
+  rate, momentum = context.learning_rate, context.momentum
+  links = {
+    "decay": optax.add_decayed_weights(context.weight_decay),
+    "momentum": optax.trace(momentum)
+    if per_stage.is_scalar(momentum)
+    else transforms.spike_compensation(momentum, delay=0),
+    "learning rate": optax.scale_by_learning_rate(rate),
+  }
+  decay = context.weight_decay
+  if not isinstance(decay, jax_core.Tracer) and not np.any(decay):
+    del links["decay"]
+  if numbers:
+    links["momentum"] = transforms.spike_compensation(
+      momentum, a=numbers["a"], b=numbers["b"]
+    )
+    links["view"] = transforms.linear_weight_prediction(
+      numbers["horizon"], "velocity", rate
+    )
+  for mitigation in chosen:
+    if numbers and mitigation.role in _STACKED:
+      continue
+    for place in mitigation.places:
+      links.pop(place, None)
+    links[mitigation.role] = mitigation.make(context)
+  return optax.chain(*(links[r] for r in mitigations.ROLES if r in links))
+
+
+def _check_words(name: str, base: str, words: Sequence[str]) -> None:
+  """Raises a ValueError unless the words are known and each said once."""
+  if base not in BASES:
+    raise _unknown(name, base, BASES)
+  known = {**CONSISTENCIES, **MITIGATIONS}
+  for word in words:
+    if word not in known:
+      raise _unknown(name, word, known)
+  if len(set(words)) < len(words):
+    raise ValueError(f"arm {name!r} must not say a word twice.")
+  if words and not BASES[base].is_delayed:
+    raise ValueError(
+      f"arm {name!r} must be just {base!r}: there is no delay to mitigate."
+    )
+
+
+def _check_places(
+  name: str, chosen: Mapping[str, mitigations.Mitigation]
+) -> None:
+  """Raises a ValueError if mitigations stand in each other's way."""
+  taken: dict[str, str] = {}
+  for word, mitigation in chosen.items():
+    for place in mitigation.places:
+      if place in taken:
+        rivals = [w for w, m in MITIGATIONS.items() if place in m.places]
+        raise ValueError(
+          f"arm {name!r} must name at most one {place} mitigation of"
+          f" {', '.join(rivals)}; got {taken[place]!r} and {word!r}."
+        )
+      taken[place] = word
+  readers = [word for word, m in chosen.items() if m.reads_rate]
+  if readers and "rate" in taken:
+    raise ValueError(
+      f"arm {name!r} must not combine {taken['rate']!r}, which scales the rate"
+      f" stage by stage, with {readers[0]!r}, which reckons with one rate for"
+      " all stages. The weight form of prediction (lwpwd) goes with any rate."
+    )
 
 
 def _unknown(name: str, word: str, known: Mapping[str, Any]) -> ValueError:
@@ -334,6 +341,5 @@ def _unknown(name: str, word: str, known: Mapping[str, Any]) -> ValueError:
   return ValueError(
     f"arm {name!r} has the unknown word {word!r}.{hint} Bases:"
     f" {', '.join(BASES)}. Words to add:"
-    f" {', '.join([*CONSISTENCIES, *MITIGATIONS])}. Common arms:"
-    f" {', '.join(list_arms())}."
+    f" {', '.join([*CONSISTENCIES, *MITIGATIONS])}."
   )
