@@ -120,27 +120,44 @@ def find_momentum(enclosing: tuple[Any, ...]) -> Any:
   Raises:
     ValueError: If that state has several, or none has one.
   """
-  for holder in enclosing:
-    buffers = [
-      node.trace
-      for node, _ in _walk(holder, ())
-      if _is_record(node) and hasattr(node, "trace")
-    ]
-    if len(buffers) > 1:
-      raise ValueError(
-        f"The velocity form of weight prediction found {len(buffers)} momentum"
-        " buffers (fields `trace`) beside it; it needs exactly one. Put it"
-        " into one optax.chain with the momentum it belongs to, or use"
-        ' form="weight".'
-      )
-    if buffers:
-      return buffers[0]
-  raise ValueError(
-    "The velocity form of weight prediction found no momentum buffer (a field"
-    " `trace`, as of optax.trace or pbp.spike_compensation) in the optimizer's"
-    ' state. Chain it after one, or use form="weight", which works after any'
-    " optimizer."
-  )
+  buffers = _innermost(enclosing, ("trace",))
+  if len(buffers) > 1:
+    raise ValueError(
+      f"The velocity form of weight prediction found {len(buffers)} momentum"
+      " buffers (fields `trace`) beside it; it needs exactly one. Put it"
+      " into one optax.chain with the momentum it belongs to, or use"
+      ' form="weight".'
+    )
+  if not buffers:
+    raise ValueError(
+      "The velocity form of weight prediction found no momentum buffer (a field"
+      " `trace`, as of optax.trace or pbp.spike_compensation) in the"
+      " optimizer's state. Chain it after one, or use"
+      ' form="weight", which works after any optimizer.'
+    )
+  return buffers[0].trace
+
+
+def find_adam(enclosing: tuple[Any, ...]) -> Any:
+  """Finds the moments of Adam that a prediction belongs to.
+
+  Args:
+    enclosing: The states that hold the prediction, the innermost first.
+
+  Returns:
+    The one state with fields `mu` and `nu` in the innermost state that has any.
+
+  Raises:
+    ValueError: If that state has several, or none has one.
+  """
+  moments = _innermost(enclosing, ("mu", "nu"))
+  if len(moments) != 1:
+    raise ValueError(
+      f"A prediction found {len(moments)} states with Adam's moments (fields"
+      " `mu` and `nu`, as of optax.scale_by_adam) beside it; it needs exactly"
+      " one. Put it into one optax.chain with the Adam it belongs to."
+    )
+  return moments[0]
 
 
 def map_covered(function: Any, params: Any, *others: Any) -> Any:
@@ -194,6 +211,21 @@ def _is_record(node: Any) -> bool:
   return hasattr(node, "_fields") or (
     dataclasses.is_dataclass(node) and not isinstance(node, type)
   )
+
+
+def _innermost(
+  enclosing: tuple[Any, ...], fields: tuple[str, ...]
+) -> list[Any]:
+  """The records with certain fields in the innermost state that has any."""
+  for holder in enclosing:
+    records = [
+      node
+      for node, _ in _walk(holder, ())
+      if _is_record(node) and all(hasattr(node, name) for name in fields)
+    ]
+    if records:
+      return records
+  return []
 
 
 def _walk(
