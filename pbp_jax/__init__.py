@@ -10,10 +10,26 @@ from pbp_jax.simulator import PipelineState as PipelineState
 from pbp_jax.simulator import Simulator as Simulator
 from pbp_jax.stages import Stage as Stage
 from pbp_jax.stages import as_stages as as_stages
+from pbp_jax.transforms import asynchronous_nesterov as asynchronous_nesterov
 from pbp_jax.transforms import clip_by_stage_norm as clip_by_stage_norm
 from pbp_jax.transforms import delay_gradients as delay_gradients
+from pbp_jax.transforms import discrepancy_correction as discrepancy_correction
 from pbp_jax.transforms import (
   linear_weight_prediction as linear_weight_prediction,
 )
+from pbp_jax.transforms import msnag as msnag
+from pbp_jax.transforms import msnag_adam as msnag_adam
+from pbp_jax.transforms import nadam_momentum as nadam_momentum
+from pbp_jax.transforms import pipeoptim as pipeoptim
 from pbp_jax.transforms import predict_params as predict_params
+from pbp_jax.transforms import reconstructed_weights as reconstructed_weights
+from pbp_jax.transforms import (
+  scale_by_asynchronous_nadam as scale_by_asynchronous_nadam,
+)
+from pbp_jax.transforms import spectrain as spectrain
 from pbp_jax.transforms import spike_compensation as spike_compensation
+from pbp_jax.transforms import (
+  stage_adaptive_momentum as stage_adaptive_momentum,
+)
+from pbp_jax.transforms import xpipe as xpipe
+from pbp_jax.transforms import xpipe_horizons as xpipe_horizons

@@ -1,5 +1,23 @@
 """Mitigations of delay as optax links and views, one file a method."""
 
+from pbp_jax.transforms.asynchronous_nesterov import (
+  AsynchronousNadamState as AsynchronousNadamState,
+)
+from pbp_jax.transforms.asynchronous_nesterov import (
+  AsynchronousNesterovState as AsynchronousNesterovState,
+)
+from pbp_jax.transforms.asynchronous_nesterov import (
+  asynchronous_nesterov as asynchronous_nesterov,
+)
+from pbp_jax.transforms.asynchronous_nesterov import (
+  nadam_momentum as nadam_momentum,
+)
+from pbp_jax.transforms.asynchronous_nesterov import (
+  scale_by_asynchronous_nadam as scale_by_asynchronous_nadam,
+)
+from pbp_jax.transforms.asynchronous_nesterov import (
+  stage_adaptive_momentum as stage_adaptive_momentum,
+)
 from pbp_jax.transforms.clipping import clip_by_stage_norm as clip_by_stage_norm
 from pbp_jax.transforms.delay_gradients import (
   DelayGradientsState as DelayGradientsState,
@@ -7,6 +25,23 @@ from pbp_jax.transforms.delay_gradients import (
 from pbp_jax.transforms.delay_gradients import (
   delay_gradients as delay_gradients,
 )
+from pbp_jax.transforms.direction_prediction import (
+  DirectionPredictionState as DirectionPredictionState,
+)
+from pbp_jax.transforms.discrepancy_correction import (
+  discrepancy_correction as discrepancy_correction,
+)
+from pbp_jax.transforms.msnag import MsnagAdamState as MsnagAdamState
+from pbp_jax.transforms.msnag import MsnagState as MsnagState
+from pbp_jax.transforms.msnag import msnag as msnag
+from pbp_jax.transforms.msnag import msnag_adam as msnag_adam
+from pbp_jax.transforms.past_weights import PastWeightsState as PastWeightsState
+from pbp_jax.transforms.pipeoptim import pipeoptim as pipeoptim
+from pbp_jax.transforms.reconstructed_weights import (
+  reconstructed_weights as reconstructed_weights,
+)
+from pbp_jax.transforms.spectrain import SpecTrainState as SpecTrainState
+from pbp_jax.transforms.spectrain import spectrain as spectrain
 from pbp_jax.transforms.spike_compensation import (
   SpikeCompensationState as SpikeCompensationState,
 )
@@ -26,3 +61,5 @@ from pbp_jax.transforms.weight_prediction import (
 from pbp_jax.transforms.weight_prediction import (
   linear_weight_prediction as linear_weight_prediction,
 )
+from pbp_jax.transforms.xpipe import xpipe as xpipe
+from pbp_jax.transforms.xpipe import xpipe_horizons as xpipe_horizons

@@ -1,0 +1,98 @@
+"""What PipeOptim and XPipe share: prediction along the last direction.
+
+Both see the weights as they will be if the next updates go where the last one
+went. They differ in how far each pass looks ahead.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+import optax
+
+from pbp_jax.transforms import arithmetic, per_stage, scalars, views
+
+
+class DirectionPredictionState(NamedTuple):
+  """State of `pipeoptim` and `xpipe`.
+
+  Attributes:
+    count: Updates done, int32.
+    learning_rate: The rate of the next update, a scalar.
+    forward_horizon: A scalar for each leaf of the parameters.
+    backward_horizon: Likewise; None if the backward pass sees the raw weights.
+    direction: The last direction, before its rate, like the parameters.
+  """
+
+  count: jax.Array
+  learning_rate: jax.Array
+  forward_horizon: Any
+  backward_horizon: Any
+  direction: optax.Updates
+
+  def predict_view(self, params, enclosing, which):
+    """`w - lr T direction`; see `views.Prediction`."""
+    del enclosing
+    horizon = (
+      self.forward_horizon if which == "forward" else self.backward_horizon
+    )
+    if horizon is None:
+      return params
+    return views.map_covered(
+      lambda w, horizon, direction: arithmetic.linear_combination(
+        (1, w), (-self.learning_rate * horizon, direction)
+      ),
+      params,
+      horizon,
+      self.direction,
+    )
+
+
+def predict_along_direction(
+  forward_horizon: per_stage.PerStage,
+  backward_horizon: per_stage.PerStage | None,
+  learning_rate: ArrayLike | optax.Schedule,
+) -> optax.GradientTransformation:
+  """Makes the link; its place is directly before the learning rate.
+
+  Args:
+    forward_horizon: Updates to look ahead in the forward pass, real >= 0.
+    backward_horizon: Likewise in the backward pass; None for raw weights.
+    learning_rate: The rate that follows in the chain, a number or a schedule.
+
+  Returns:
+    A transformation that passes updates on unchanged.
+
+  Raises:
+    ValueError: If a number is negative or, at `init`, does not fit.
+  """
+  per_stage.check_numbers(forward_horizon, "forward_horizon")
+  if backward_horizon is not None:
+    per_stage.check_numbers(backward_horizon, "backward_horizon")
+  scalars.check_rate(learning_rate)
+
+  def init_fn(params):
+    count = jnp.zeros([], jnp.int32)
+    return DirectionPredictionState(
+      count=count,
+      learning_rate=scalars.rate_at(learning_rate, count),
+      forward_horizon=scalars.per_leaf(
+        forward_horizon, params, "forward_horizon"
+      ),
+      backward_horizon=None
+      if backward_horizon is None
+      else scalars.per_leaf(backward_horizon, params, "backward_horizon"),
+      direction=optax.tree.zeros_like(params),
+    )
+
+  def update_fn(updates, state, params=None):
+    del params
+    count = optax.safe_increment(state.count)
+    return updates, state._replace(
+      count=count,
+      learning_rate=scalars.rate_at(learning_rate, count),
+      direction=updates,
+    )
+
+  return optax.GradientTransformation(init_fn, update_fn)
