@@ -9,20 +9,24 @@ something couples stages by tick: clipping by the global norm (there is
 """
 
 from collections.abc import Callable
-import contextlib
 import dataclasses
 import functools
 from typing import Any
 
-from flax import struct
 import jax
 from jax import core as jax_core
 import jax.numpy as jnp
 import numpy as np
 import optax
 
-from pbp_jax import schedules, two_version_vjp
+from pbp_jax import (
+  network,
+  ring_buffers,
+  schedules,
+  two_version_vjp,
+)
 from pbp_jax import stages as stages_lib
+from pbp_jax.pipeline_state import PipelineState
 from pbp_jax.stages import PyTree
 from pbp_jax.transforms import views
 
@@ -30,60 +34,6 @@ _BACKWARD = {
   "saved": two_version_vjp.saved,
   "recompute": two_version_vjp.recompute,
 }
-
-
-@struct.dataclass
-class PipelineState:
-  """All that a run carries from one micro-batch to the next.
-
-  Attributes:
-    step: Micro-batches done, int32.
-    key: The run's random key.
-    params: The newest raw weights, a tuple of S pytrees.
-    opt_state: The optimizer's state.
-    history: For each stage a ring of its last forward views, leaves
-      `[max_lag + 1, ...]`; None for a stage that meets its newest view.
-    stage_state: The state of each stage, None for stages without one.
-    gradients: The sum of the gradients since the last update, like `params`;
-      None if every micro-batch makes an update.
-    stale_params: The same sum of forward views; None if the optimizer does not
-      read them.
-  """
-
-  step: jax.Array
-  key: jax.Array
-  params: tuple[PyTree, ...]
-  opt_state: optax.OptState
-  history: tuple[PyTree, ...]
-  stage_state: tuple[PyTree, ...]
-  gradients: PyTree = None
-  stale_params: PyTree = None
-
-  @classmethod
-  def vmap_axes(cls) -> "PipelineState":
-    """The axes over which to `jax.vmap` a state: all but the step counter.
-
-    A batched counter would turn the slices of the rings into slow gathers.
-
-    Returns:
-      What to give as `in_axes` and `out_axes`.
-
-    Example:
-      >>> import jax, jax.numpy as jnp, optax
-      >>> import pbp_jax as pbp
-      >>> simulator = pbp.Simulator(
-      ...   pbp.as_stages([jnp.sin]), lambda y, t: jnp.sum((y - t) ** 2),
-      ...   optax.sgd(0.1), pbp.schedules.synchronous(1))
-      >>> axes = pbp.PipelineState.vmap_axes()
-      >>> keys = jax.random.split(jax.random.key(0), 5)
-      >>> seeds = jax.vmap(simulator.init, (0, None), axes)(keys, jnp.ones(3))
-      >>> run = jax.vmap(simulator.run, (axes, None, None), (axes, 0))
-      >>> seeds, metrics = run(seeds, jnp.ones((8, 3)), jnp.ones((8, 3)))
-      >>> metrics["loss"].shape
-      (5, 8)
-    """
-    fields = {field.name: 0 for field in dataclasses.fields(cls)}
-    return cls(**{**fields, "step": None})
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -303,17 +253,7 @@ class Simulator:
 
   def _init(self, key: jax.Array, example: PyTree) -> PipelineState:
     key_init, key_run = jax.random.split(key)
-    params, stage_state = [], []
-    x = example
-    for s, stage in enumerate(self.stages):
-      with self._explaining(s, x):
-        key_params, key_state = jax.random.split(
-          jax.random.fold_in(key_init, s)
-        )
-        params.append(stage.init(key_params, x))
-        stage_state.append(stage.init_state and stage.init_state(key_state, x))
-        x, _ = stage(params[s], stage_state[s], x, None)
-    params = tuple(params)
+    params, stage_state = network.init(self.stages, key_init, example)
     opt_state = self._optimizer.init(params)
     view = views.predict_params(opt_state, params)
     accumulates = self.schedule.update_interval > 1
@@ -324,7 +264,7 @@ class Simulator:
       params=params,
       opt_state=opt_state,
       history=tuple(map(_new_ring, view, self.schedule.max_lag)),
-      stage_state=tuple(stage_state),
+      stage_state=stage_state,
       gradients=zeros if accumulates else None,
       stale_params=zeros
       if accumulates and self._reads_stale_params(params, opt_state)
@@ -341,11 +281,9 @@ class Simulator:
     return jax.lax.scan(body, state, (inputs, targets, lags))
 
   def _predict(self, params, inputs, stage_state):
-    x = inputs
-    for s, stage in enumerate(self.stages):
-      with self._explaining(s, x):
-        x, _ = stage(params[s], stage_state and stage_state[s], x, None)
-    return x
+    if stage_state is None:
+      stage_state = (None,) * len(self.stages)
+    return network.apply(self.stages, params, params, stage_state, inputs)[0]
 
   def _step(self, state, lags, inputs, targets):
     """One micro-batch, whose forward lags by `lags`, `[S]`."""
@@ -394,24 +332,16 @@ class Simulator:
 
   def _loss(self, params_fwd, params_bwd, stage_state, key, inputs, targets):
     """The loss on params_fwd, with the gradient that params_bwd carry."""
-    x = inputs
-    next_state = []
-    for s, stage in enumerate(self.stages):
-
-      def apply(params, x, state, key, stage=stage):
-        return stage(params, state, x, key)
-
-      weights = (params_fwd[s], params_bwd[s])
-      function: Callable[..., Any] = apply
-      if weights[0] is weights[1] or not jax.tree.leaves(weights):
-        weights = weights[1:]
-      else:
-        function = _BACKWARD[self.backward](apply)
-      stage_key = jax.random.fold_in(key, s) if stage.stochastic else None
-      with self._explaining(s, x):
-        x, state = function(*weights, x, stage_state[s], stage_key)
-      next_state.append(state)
-    loss = self.loss_fn(x, targets)
+    outputs, stage_state = network.apply(
+      self.stages,
+      params_fwd,
+      params_bwd,
+      stage_state,
+      inputs,
+      key,
+      _BACKWARD.get(self.backward),
+    )
+    loss = self.loss_fn(outputs, targets)
     loss, aux = loss if self.has_aux else (loss, {})
     if jnp.shape(loss) or not jnp.issubdtype(
       jnp.result_type(loss), jnp.floating
@@ -420,7 +350,7 @@ class Simulator:
         "loss_fn must return a real scalar, got shape"
         f" {jnp.shape(loss)} of {jnp.result_type(loss)}."
       )
-    return loss, (aux, tuple(next_state))
+    return loss, (aux, stage_state)
 
   def _update(self, state, gradients, params_fwd):
     """Counts one micro-batch's gradients in, and updates when it is time."""
@@ -485,46 +415,24 @@ class Simulator:
     read |= {id(v) for v in jaxpr.outvars}
     return any(id(v) in read for v in jaxpr.invars)
 
-  @contextlib.contextmanager
-  def _explaining(self, s: int, x: PyTree):
-    """Says which stage could not be applied to what."""
-    try:
-      yield
-    except Exception as error:
-      shapes = jax.tree.map(lambda leaf: jax.typeof(leaf).str_short(), x)
-      raise ValueError(
-        f"Stage {s} of {len(self.stages)} ({self.stages[s].name}) can't be"
-        f" applied to its input {shapes}: {error}"
-      ) from error
-
 
 def _new_ring(view: PyTree, max_lag: int) -> PyTree:
   """A ring all of whose slots hold version 0; None if there is no need."""
   if max_lag == 0 or not jax.tree.leaves(view):
     return None
-  slots = int(max_lag) + 1
   return jax.tree.map(
-    lambda leaf: jnp.broadcast_to(leaf, (slots, *jnp.shape(leaf))), view
+    lambda leaf: ring_buffers.full(leaf, int(max_lag) + 1), view
   )
 
 
 def _write(ring: PyTree, view: PyTree, version: jax.Array) -> PyTree:
   return jax.tree.map(
-    lambda slots, leaf: jax.lax.dynamic_update_index_in_dim(
-      slots, leaf, version % slots.shape[0], axis=0
-    ),
-    ring,
-    view,
+    lambda slots, leaf: ring_buffers.write(slots, leaf, version), ring, view
   )
 
 
 def _read(ring: PyTree, version: jax.Array) -> PyTree:
-  return jax.tree.map(
-    lambda slots: jax.lax.dynamic_index_in_dim(
-      slots, version % slots.shape[0], axis=0, keepdims=False
-    ),
-    ring,
-  )
+  return jax.tree.map(lambda slots: ring_buffers.read(slots, version), ring)
 
 
 def _metrics(loss: jax.Array, aux: PyTree) -> dict[str, Any]:

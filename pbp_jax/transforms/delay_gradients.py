@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from pbp_jax import ring_buffers
 from pbp_jax.transforms import per_stage
 
 
@@ -61,7 +62,7 @@ def delay_gradients(delay: per_stage.PerStage) -> optax.GradientTransformation:
   def init_fn(params):
     def ring(leaf, delay):
       slots = int(delay) + 1 if delay else 0
-      return jnp.zeros((slots, *jnp.shape(leaf)), jnp.asarray(leaf).dtype)
+      return ring_buffers.full(jnp.zeros_like(leaf), slots)
 
     delays = per_stage.broadcast(delay, params, "delay")
     return DelayGradientsState(
@@ -72,20 +73,15 @@ def delay_gradients(delay: per_stage.PerStage) -> optax.GradientTransformation:
   def update_fn(updates, state, params=None):
     del params
 
-    # Written before it is read, so that XLA can update the ring in place.
     def write(gradient, ring):
       if not ring.shape[0]:
         return ring
-      return jax.lax.dynamic_update_index_in_dim(
-        ring, gradient, state.count % ring.shape[0], axis=0
-      )
+      return ring_buffers.write(ring, gradient, state.count)
 
     def read(gradient, ring):
       if not ring.shape[0]:
         return gradient
-      return jax.lax.dynamic_index_in_dim(
-        ring, (state.count + 1) % ring.shape[0], axis=0, keepdims=False
-      )
+      return ring_buffers.read(ring, state.count + 1)
 
     history = jax.tree.map(write, updates, state.history)
     delayed = jax.tree.map(read, updates, history)
