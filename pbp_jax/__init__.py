@@ -10,10 +10,16 @@ from pbp_jax.simulator import PipelineState as PipelineState
 from pbp_jax.simulator import Simulator as Simulator
 from pbp_jax.stages import Stage as Stage
 from pbp_jax.stages import as_stages as as_stages
+from pbp_jax.transforms import (
+  adaptive_delay_compensation as adaptive_delay_compensation,
+)
 from pbp_jax.transforms import asynchronous_nesterov as asynchronous_nesterov
 from pbp_jax.transforms import clip_by_stage_norm as clip_by_stage_norm
+from pbp_jax.transforms import delay_compensation as delay_compensation
 from pbp_jax.transforms import delay_gradients as delay_gradients
 from pbp_jax.transforms import discrepancy_correction as discrepancy_correction
+from pbp_jax.transforms import error_feedback as error_feedback
+from pbp_jax.transforms import gap_aware as gap_aware
 from pbp_jax.transforms import (
   linear_weight_prediction as linear_weight_prediction,
 )
@@ -26,10 +32,16 @@ from pbp_jax.transforms import reconstructed_weights as reconstructed_weights
 from pbp_jax.transforms import (
   scale_by_asynchronous_nadam as scale_by_asynchronous_nadam,
 )
+from pbp_jax.transforms import scale_by_stage as scale_by_stage
+from pbp_jax.transforms import scale_by_staleness as scale_by_staleness
+from pbp_jax.transforms import shrink_errors as shrink_errors
+from pbp_jax.transforms import shrink_gradients as shrink_gradients
 from pbp_jax.transforms import spectrain as spectrain
 from pbp_jax.transforms import spike_compensation as spike_compensation
 from pbp_jax.transforms import (
   stage_adaptive_momentum as stage_adaptive_momentum,
 )
+from pbp_jax.transforms import stage_momenta as stage_momenta
+from pbp_jax.transforms import stage_rate_factors as stage_rate_factors
 from pbp_jax.transforms import xpipe as xpipe
 from pbp_jax.transforms import xpipe_horizons as xpipe_horizons

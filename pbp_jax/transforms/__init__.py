@@ -19,6 +19,15 @@ from pbp_jax.transforms.asynchronous_nesterov import (
   stage_adaptive_momentum as stage_adaptive_momentum,
 )
 from pbp_jax.transforms.clipping import clip_by_stage_norm as clip_by_stage_norm
+from pbp_jax.transforms.delay_compensation import (
+  AdaptiveDelayCompensationState as AdaptiveDelayCompensationState,
+)
+from pbp_jax.transforms.delay_compensation import (
+  adaptive_delay_compensation as adaptive_delay_compensation,
+)
+from pbp_jax.transforms.delay_compensation import (
+  delay_compensation as delay_compensation,
+)
 from pbp_jax.transforms.delay_gradients import (
   DelayGradientsState as DelayGradientsState,
 )
@@ -30,6 +39,16 @@ from pbp_jax.transforms.direction_prediction import (
 )
 from pbp_jax.transforms.discrepancy_correction import (
   discrepancy_correction as discrepancy_correction,
+)
+from pbp_jax.transforms.error_feedback import (
+  ErrorFeedbackState as ErrorFeedbackState,
+)
+from pbp_jax.transforms.error_feedback import error_feedback as error_feedback
+from pbp_jax.transforms.gap_aware import GapAwareState as GapAwareState
+from pbp_jax.transforms.gap_aware import gap_aware as gap_aware
+from pbp_jax.transforms.gradient_shrinking import shrink_errors as shrink_errors
+from pbp_jax.transforms.gradient_shrinking import (
+  shrink_gradients as shrink_gradients,
 )
 from pbp_jax.transforms.msnag import MsnagAdamState as MsnagAdamState
 from pbp_jax.transforms.msnag import MsnagState as MsnagState
@@ -50,6 +69,17 @@ from pbp_jax.transforms.spike_compensation import (
 )
 from pbp_jax.transforms.spike_compensation import (
   spike_compensation as spike_compensation,
+)
+from pbp_jax.transforms.stage_scaling import scale_by_stage as scale_by_stage
+from pbp_jax.transforms.stage_scaling import stage_momenta as stage_momenta
+from pbp_jax.transforms.stage_scaling import (
+  stage_rate_factors as stage_rate_factors,
+)
+from pbp_jax.transforms.staleness_rate import (
+  ScaleByStalenessState as ScaleByStalenessState,
+)
+from pbp_jax.transforms.staleness_rate import (
+  scale_by_staleness as scale_by_staleness,
 )
 from pbp_jax.transforms.views import predict_params as predict_params
 from pbp_jax.transforms.weight_prediction import (
