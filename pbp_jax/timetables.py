@@ -22,12 +22,14 @@ class Timetable:
     forward_tick: `[S, N]` ints: when stage s does the forward of micro-batch i.
     backward_tick: `[S, N]` ints: the same for the backward.
     slots_per_tick: 2 if a tick has room for one forward and one backward of a
-      stage (fine-grained pipelines), 1 if for one of the two.
+      worker (fine-grained pipelines), 1 if for one of the two.
+    worker: `[S]` ints, the worker that holds each stage; by default each stage
+      has its own.
 
   Raises:
     ValueError: If the tables are not two `[S, N]` tables of non-negative ints
-      of one shape, a stage would have to do two things in one slot, or a pass
-      comes before the pass it depends on.
+      of one shape, a worker would have to do two things in one slot, or a
+      pass comes before the pass it depends on.
 
   Example:
     >>> print(fine_grained(num_stages=2, num_micro_batches=3))
@@ -41,6 +43,7 @@ class Timetable:
   forward_tick: np.ndarray
   backward_tick: np.ndarray
   slots_per_tick: int = 2
+  worker: np.ndarray | None = None
 
   def __post_init__(self):
     if self.slots_per_tick not in (1, 2):
@@ -66,6 +69,14 @@ class Timetable:
         "forward_tick and backward_tick must have one shape, got"
         f" {self.forward_tick.shape} and {self.backward_tick.shape}."
       )
+    worker = np.arange(self.num_stages) if self.worker is None else self.worker
+    worker = np.array(worker)
+    if worker.shape != (self.num_stages,):
+      raise ValueError(
+        f"worker must name a worker for each of the {self.num_stages} stages,"
+        f" got {self.worker!r}."
+      )
+    object.__setattr__(self, "worker", worker)
     self._check_order()
     self._check_slots()
 
@@ -88,19 +99,24 @@ class Timetable:
         )
 
   def _check_slots(self):
-    """Raises where a stage would do two things in one slot."""
-    for stage in range(self.num_stages):
-      forward, backward = self.forward_tick[stage], self.backward_tick[stage]
-      slots = [forward, backward]
+    """Raises where a worker would do two things in one slot."""
+    for worker in np.unique(self._workers):
+      own = self._workers == worker
+      slots = [self.forward_tick[own].ravel(), self.backward_tick[own].ravel()]
       if self.slots_per_tick == 1:
         slots = [np.concatenate(slots)]
       for ticks in slots:
         values, counts = np.unique(ticks, return_counts=True)
         if counts.max() > 1:
           raise ValueError(
-            f"Stage {stage} is given {counts.max()} passes of one slot at"
+            f"Worker {worker} is given {counts.max()} passes of one slot at"
             f" tick {values[counts.argmax()]}."
           )
+
+  @property
+  def _workers(self) -> np.ndarray:
+    assert self.worker is not None
+    return self.worker
 
   @property
   def num_stages(self) -> int:
@@ -124,8 +140,32 @@ class Timetable:
       Passes done over slots there are, in (0, 1]: `N / (N + 2 (S - 1))` for
       `fine_grained`.
     """
-    slots = self.num_ticks * self.num_stages * self.slots_per_tick
+    num_workers = len(np.unique(self._workers))
+    slots = self.num_ticks * num_workers * self.slots_per_tick
     return 2 * self.forward_tick.size / slots
+
+  def first(self, num_micro_batches: int) -> "Timetable":
+    """The timetable of the first so many micro-batches.
+
+    Args:
+      num_micro_batches: How many, at most as many as there are.
+
+    Returns:
+      Their part of this timetable.
+
+    Raises:
+      ValueError: If there are fewer.
+    """
+    if num_micro_batches > self.num_micro_batches:
+      raise ValueError(
+        f"num_micro_batches must be at most {self.num_micro_batches}, got"
+        f" {num_micro_batches}."
+      )
+    return dataclasses.replace(
+      self,
+      forward_tick=self.forward_tick[:, :num_micro_batches],
+      backward_tick=self.backward_tick[:, :num_micro_batches],
+    )
 
   def versions(self, update_interval: int = 1) -> tuple[np.ndarray, np.ndarray]:
     """The weight version that each pass meets.
@@ -176,7 +216,9 @@ class Timetable:
     return "\n".join(lines)
 
 
-def fine_grained(num_stages: int, num_micro_batches: int) -> Timetable:
+def fine_grained(
+  num_stages: int, num_micro_batches: int, turnaround: int = 0
+) -> Timetable:
   """Every stage does one forward and one backward in every tick.
 
   Micro-batch i is forwarded by stage s at tick `i + s` and comes back at tick
@@ -185,12 +227,41 @@ def fine_grained(num_stages: int, num_micro_batches: int) -> Timetable:
   Args:
     num_stages: Stages S.
     num_micro_batches: Micro-batches N.
+    turnaround: Ticks between the last stage's forward and its backward.
 
   Returns:
-    The timetable of `N + 2 (S - 1)` ticks.
+    The timetable of `N + 2 (S - 1) + turnaround` ticks.
   """
   s, i = np.ogrid[:num_stages, :num_micro_batches]
-  return Timetable(i + s, i + 2 * (num_stages - 1) - s)
+  return Timetable(i + s, i + 2 * (num_stages - 1) - s + turnaround)
+
+
+def interleaved(
+  num_workers: int, num_chunks: int, num_micro_batches: int
+) -> Timetable:
+  """Fine-grained work on interleaved stages.
+
+  Stage `s = v P + p` is chunk v of worker p. Micro-batches go in groups of P:
+  each worker forwards a group through chunk 0, then through chunk 1, and so on,
+  and brings groups back through the chunks in reverse; one forward and one
+  backward a tick.
+
+  Args:
+    num_workers: Workers P.
+    num_chunks: Chunks V a worker.
+    num_micro_batches: Micro-batches N.
+
+  Returns:
+    The timetable of `P V` stages.
+  """
+  s, i = np.ogrid[: num_workers * num_chunks, :num_micro_batches]
+  chunk, worker = s // num_workers, s % num_workers
+  group, place = i // num_workers, i % num_workers
+  start = group * num_workers * num_chunks + place
+  last = num_workers * num_chunks - 1
+  forward = start + chunk * num_workers + worker
+  backward = start + last + (last - s)
+  return Timetable(forward, backward, worker=worker[:, 0])
 
 
 def fill_and_drain(
