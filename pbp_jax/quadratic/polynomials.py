@@ -74,16 +74,16 @@ class Method(NamedTuple):
 
 # Spike delay, velocity and weight horizon in units of the delay.
 _IN_DELAYS = {
-  "none": (0, 0, 0),
-  "scd": (1, 0, 0),
-  "sc2d": (2, 0, 0),
-  "lwpd": (0, 1, 0),
-  "lwp2d": (0, 2, 0),
-  "lwpvd_scd": (1, 1, 0),
-  "lwpwd_scd": (1, 0, 1),
+  "none": (0.0, 0.0, 0.0),
+  "scd": (1.0, 0.0, 0.0),
+  "sc2d": (2.0, 0.0, 0.0),
+  "lwpd": (0.0, 1.0, 0.0),
+  "lwp2d": (0.0, 2.0, 0.0),
+  "lwpvd_scd": (1.0, 1.0, 0.0),
+  "lwpwd_scd": (1.0, 0.0, 1.0),
 }
 # The same in updates, whatever the delay.
-_IN_UPDATES = {"nesterov": (1, 0, 0), "error_feedback": (0, 0, 1)}
+_IN_UPDATES = {"nesterov": (1.0, 0.0, 0.0), "error_feedback": (0.0, 0.0, 1.0)}
 METHOD_NAMES = (*_IN_DELAYS, *_IN_UPDATES)
 
 
@@ -106,7 +106,7 @@ def named_method(name: str, delay: float) -> Method:
   Example:
     >>> from pbp_jax import quadratic
     >>> quadratic.named_method("lwpvd_scd", delay=4)
-    Method(spike_delay=4, velocity_horizon=4, weight_horizon=0)
+    Method(spike_delay=4.0, velocity_horizon=4.0, weight_horizon=0.0)
   """
   if delay < 0:
     raise ValueError(f"delay must be >= 0, got {delay}.")
