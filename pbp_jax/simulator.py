@@ -16,6 +16,7 @@ from typing import Any
 import jax
 from jax import core as jax_core
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 import numpy as np
 import optax
 
@@ -165,6 +166,7 @@ class Simulator:
     inputs: PyTree,
     targets: PyTree,
     *,
+    lags: ArrayLike | None = None,
     donate: bool = False,
   ) -> tuple[PipelineState, dict[str, Any]]:
     """Trains on micro-batches one after the other, in one `lax.scan`.
@@ -176,6 +178,9 @@ class Simulator:
       state: The state to go on from.
       inputs: The micro-batches' inputs, stacked along a leading axis.
       targets: Their targets, likewise.
+      lags: The micro-batches' forward lags, `schedule.lags(start, count)[0]`:
+        needed only where an aperiodic schedule meets a traced `state.step`,
+        that is under an outer `jit`.
       donate: Whether the memory of `state` may be reused; it can't be used
         afterwards. Of no effect under an outer `jit` or `vmap`.
 
@@ -194,8 +199,14 @@ class Simulator:
         f" and the same leading axis, got leading axes {sorted(sizes)}."
       )
     ((count,),) = sizes
-    lags = None
-    if self.schedule.period is None:
+    if lags is not None:
+      if jnp.shape(lags) != (len(self.stages), count):
+        raise ValueError(
+          "lags must have one value for each stage and micro-batch, shape"
+          f" {(len(self.stages), count)}; got shape {jnp.shape(lags)}."
+        )
+      lags = jnp.asarray(lags).T
+    elif self.schedule.period is None:
       lags = self._lags(state.step, count)
     leaves = jax.tree.leaves((state, inputs, targets))
     if donate and not any(isinstance(x, jax_core.Tracer) for x in leaves):
@@ -391,7 +402,7 @@ class Simulator:
         raise ValueError(
           f"{self.schedule.name} has no period, so its lags must be looked up"
           " before tracing: state.step must be concrete, got a traced value."
-          " Call run outside of jit, or vmap it with state.step unbatched."
+          " Call it outside of jit, or give run its argument lags."
         )
       return self.schedule.lags(int(start), count)[0].T
     # The lags of a full pipeline: while it fills, the rings do the clipping.
@@ -401,7 +412,7 @@ class Simulator:
     full = -(-fill // period) * period
     table = self.schedule.lags(full, period)[0].T
     if period == 1:
-      return table
+      return np.broadcast_to(table, (count, len(self.stages)))
     return jnp.asarray(table)[(start + np.arange(count)) % period]
 
   def _reads_stale_params(self, params, opt_state) -> bool:
