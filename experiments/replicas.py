@@ -20,20 +20,22 @@ from pbp_jax import data
 
 _AXIS = "replica"
 
-# Evaluation takes so many images at a time.
-_EVALUATION_BATCH = 250
+# Images an evaluation takes at a time (larger batches leave a core's cache),
+# and images a dispatch.
+_EVALUATION_BATCH = {"cpu": 10, "gpu": 500, "tpu": 500}
+_EVALUATION_BLOCK = 500
 
 
 class Evaluation(NamedTuple):
-  """Newest raw weights on a whole split; both `[replicas]`.
+  """Newest raw weights on some images; both `[replicas]`.
 
   Attributes:
     loss: Mean cross-entropy.
     accuracy: Share of images whose label has the largest output.
   """
 
-  loss: jax.Array
-  accuracy: jax.Array
+  loss: jax.Array | np.ndarray
+  accuracy: jax.Array | np.ndarray
 
 
 class Chunk(NamedTuple):
@@ -98,25 +100,30 @@ class Replicas:
     """
     indices = self._put(indices.astype(np.int32))
     with jax.transfer_guard("disallow"):
-      return self._train(state, self._numbers, indices, *self._splits["train"])
+      return self._train(state, self._numbers, indices, *self._images)
 
-  def evaluate(
-    self, params: Any, split: str, num_images: int | None = None
-  ) -> Evaluation:
+  def evaluate(self, params: Any, indices: np.ndarray) -> Evaluation:
     """Evaluates the newest raw weights, `state.params`.
 
     Args:
       params: The weights, with the leading axis of replicas.
-      split: `train` or `test`.
-      num_images: How many of the split's images, from the first; None for all.
+      indices: Ints, images to evaluate on: those of the training split from 0,
+        then those of the test split.
 
     Returns:
       The evaluation; it is not waited for.
     """
-    size = len(self._splits[split][0])
-    num_images = size if num_images is None else min(num_images, size)
-    batches = self._batches(num_images)
-    return self._evaluate(params, self._numbers, batches, *self._splits[split])
+    sums = []
+    for start in range(0, len(indices), _EVALUATION_BLOCK):
+      block = indices[start : start + _EVALUATION_BLOCK]
+      blank = _EVALUATION_BLOCK - len(block)
+      batches = (
+        np.pad(block, (0, blank)).astype(np.int32),
+        np.pad(np.ones(len(block), np.float32), (0, blank)),
+      )
+      batches = self._put(batches, shared=True)
+      sums.append(self._evaluate(params, self._numbers, batches, *self._images))
+    return jax.tree.map(lambda *terms: sum(terms) / len(indices), *sums)
 
   def fetch(self, tree: Any) -> Any:
     """Arrays on the host, without the replicas that only fill a device."""
@@ -149,22 +156,13 @@ class Replicas:
     )
 
   @functools.cached_property
-  def _splits(self) -> dict[str, tuple[jax.Array, jax.Array]]:
-    arrays = {
-      "train": (self.dataset.train_images, self.dataset.train_labels),
-      "test": (self.dataset.test_images, self.dataset.test_labels),
-    }
-    return self._put(arrays, shared=True)
-
-  @functools.lru_cache  # noqa: B019, as long-lived as the replicas
-  def _batches(self, num_images: int) -> tuple[jax.Array, jax.Array]:
-    """Indices and weights of evaluation's batches; the last one is filled."""
-    size = min(_EVALUATION_BATCH, num_images)
-    count = -(-num_images // size)
-    indices = np.arange(count * size, dtype=np.int32).reshape(count, size)
-    weights = (indices < num_images).astype(np.float32)
-    indices = np.minimum(indices, num_images - 1)
-    return self._put((indices, weights), shared=True)
+  def _images(self) -> tuple[jax.Array, jax.Array]:
+    """All images and labels, training split first, on every device."""
+    images = (self.dataset.train_images, self.dataset.test_images)
+    labels = (self.dataset.train_labels, self.dataset.test_labels)
+    return self._put(
+      (np.concatenate(images), np.concatenate(labels)), shared=True
+    )
 
   # ---- The compiled programs.
 
@@ -210,7 +208,9 @@ class Replicas:
 
   @functools.cached_property
   def _evaluate(self):
-    def evaluate(params, numbers, batches, images, labels):
+    size = _EVALUATION_BATCH[self.devices[0].platform]
+
+    def evaluate(params, numbers, block, images, labels):
       simulator = self.make_simulator(numbers, None)
 
       def sums(batch):
@@ -220,9 +220,12 @@ class Replicas:
           outputs, labels[indices]
         )
         correct = outputs.argmax(-1) == labels[indices]
-        return jnp.stack([weights @ loss, weights @ correct])
+        # Not by weights @ loss: images that fill up may have a loss of inf.
+        return Evaluation(
+          jnp.where(weights > 0, loss, 0).sum(), (weights * correct).sum()
+        )
 
-      loss, correct = jax.lax.map(sums, batches).sum(0) / batches[1].sum()
-      return Evaluation(loss, correct)
+      batches = jax.tree.map(lambda x: x.reshape(-1, size), block)
+      return jax.tree.map(lambda x: x.sum(), jax.lax.map(sums, batches))
 
     return jax.jit(self._spread(evaluate, (0, 0, None, None, None), 0))

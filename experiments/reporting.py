@@ -1,6 +1,6 @@
 """What a person sees of a run: the progress bar and the table."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 import contextlib
 from typing import Any
 
@@ -14,7 +14,7 @@ import pbp_jax as pbp
 
 @contextlib.contextmanager
 def progress_bar() -> Iterator[runner.OnProgress]:
-  """A bar for each family of arms; yields what to tell it."""
+  """A bar for each task; yields what to tell it."""
   with rich_progress.Progress(
     rich_progress.TextColumn("{task.description}"),
     rich_progress.BarColumn(),
@@ -23,13 +23,12 @@ def progress_bar() -> Iterator[runner.OnProgress]:
     rich_progress.TimeRemainingColumn(),
     console=rich_console.Console(stderr=True),
   ) as bars:
-    tasks: dict[tuple[str, ...], rich_progress.TaskID] = {}
+    tasks: dict[str, rich_progress.TaskID] = {}
 
-    def on_progress(names: Sequence[str], samples: int, total: int) -> None:
-      key = tuple(names)
-      if key not in tasks:
-        tasks[key] = bars.add_task(", ".join(names), total=total)
-      bars.update(tasks[key], completed=samples)
+    def on_progress(task: str, done: int, total: int) -> None:
+      if task not in tasks:
+        tasks[task] = bars.add_task(task, total=total)
+      bars.update(tasks[task], completed=done)
 
     yield on_progress
 
@@ -46,30 +45,29 @@ def results_table(results: Mapping[str, Any]) -> rich_table.Table:
   config = results["config"]
   table = rich_table.Table(
     title=f"{config['dataset']}, {config['model']}: mean ± sd over"
-    f" {config['seeds']} seeds"
+    f" {config['seeds']} seeds",
+    caption="Arms trained side by side share their time.",
   )
   table.add_column("arm")
   table.add_column("test accuracy (%)", justify="right")
-  table.add_column("final training loss", justify="right")
-  table.add_column("time (s)", justify="right")
-  table.add_column("", style="dim")
+  table.add_column("final loss", justify="right")
+  table.add_column("time", justify="right")
   for name, arm in results["arms"].items():
-    diverged = [at for at in arm["diverged_at"] if at is not None]
-    notes = []
-    if len(arm["trained_with"]) > 1:
-      notes.append(f"{len(arm['trained_with'])} arms side by side")
-    if diverged:
-      notes.append(
-        f"{len(diverged)} of {len(arm['diverged_at'])} seeds diverged, the"
-        f" first at sample {min(diverged)}"
-      )
+    together = len(arm["trained_with"])
     table.add_row(
       name,
       _mean_and_std(arm["accuracy_mean"], arm["accuracy_std"], 100, 1),
       _mean_and_std(arm["loss_mean"], arm["loss_std"], 1, 4),
-      f"{arm['train_seconds']:.1f}",
-      "; ".join(notes),
+      f"{arm['train_seconds']:.1f} s"
+      + (f" ({together} arms)" if together > 1 else ""),
     )
+    diverged = [at for at in arm["diverged_at"] if at is not None]
+    if diverged:
+      table.add_row(
+        "",
+        f"[red]{len(diverged)} of {len(arm['diverged_at'])} seeds diverged[/]",
+        f"[red]from sample {min(diverged)}[/]",
+      )
   return table
 
 

@@ -4,7 +4,7 @@
 a checkpoint is one `Progress` on disk.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import time
 from typing import Any, Protocol
@@ -12,8 +12,8 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
+from experiments import plans, results
 from experiments import replicas as replicas_lib
-from experiments import results
 import pbp_jax as pbp
 from pbp_jax import data
 
@@ -21,56 +21,14 @@ from pbp_jax import data
 class OnProgress(Protocol):
   """Told how far training is."""
 
-  def __call__(self, names: Sequence[str], samples: int, total: int) -> None:
+  def __call__(self, task: str, done: int, total: int) -> None:
     """Takes the news.
 
     Args:
-      names: The arms that train now, side by side.
-      samples: Samples each of their replicas has seen.
-      total: Samples each will have seen at the end.
+      task: What is going on.
+      done: Samples that each replica has trained or been evaluated on.
+      total: How many they will be at the end of this task.
     """
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Plan:
-  """How long to train, and when to look.
-
-  Attributes:
-    num_seeds: Seeds an arm.
-    first_seed: The seeds are this number and those after it.
-    total_samples: Samples each replica sees.
-    chunk_samples: Samples a chunk: one dispatch, one point of the loss curve.
-    accuracy_points: Points of the accuracy curve.
-    accuracy_images: Test images for a point of the accuracy curve, from the
-      first; the final accuracy takes all.
-  """
-
-  num_seeds: int
-  first_seed: int
-  total_samples: int
-  chunk_samples: int
-  accuracy_points: int
-  accuracy_images: int
-
-  def chunks(self) -> list[tuple[int, int]]:
-    """Start and end of each chunk.
-
-    Example:
-      >>> plan = Plan(num_seeds=1, first_seed=0, total_samples=5,
-      ...             chunk_samples=2, accuracy_points=1, accuracy_images=1)
-      >>> plan.chunks()
-      [(0, 2), (2, 4), (4, 5)]
-    """
-    starts = range(0, self.total_samples, self.chunk_samples)
-    return [
-      (start, min(start + self.chunk_samples, self.total_samples))
-      for start in starts
-    ]
-
-  def has_accuracy(self, start: int, end: int) -> bool:
-    """Whether the accuracy is measured at the end of this chunk."""
-    passed = lambda n: n * self.accuracy_points // self.total_samples
-    return passed(end) > passed(start)
 
 
 @dataclasses.dataclass
@@ -115,37 +73,6 @@ class Progress:
       self.accuracies.append((start + count, accuracy))
 
 
-class SampleOrder:
-  """Which training image each seed sees when: epochs without replacement."""
-
-  def __init__(self, seeds: Sequence[int], num_examples: int):
-    """Orders for these seeds over so many examples."""
-    keys = [jax.random.fold_in(jax.random.key(seed), 1) for seed in seeds]
-    self._keys = jax.numpy.stack(keys)
-    self._num_examples = num_examples
-    self._draw = jax.jit(
-      jax.vmap(
-        lambda key, epoch: data.epoch_order(
-          jax.random.fold_in(key, epoch), num_examples
-        ),
-        (0, None),
-      )
-    )
-    self._epochs: dict[int, np.ndarray] = {}
-
-  def __call__(self, start: int, end: int) -> np.ndarray:
-    """Images of samples `start` to `end - 1`, ints `[seeds, end - start]`."""
-    size = self._num_examples
-    parts = []
-    for epoch in range(start // size, -(-end // size)):
-      if epoch not in self._epochs:
-        drawn = {epoch: np.asarray(self._draw(self._keys, epoch))}
-        self._epochs = drawn  # a later chunk never asks for an earlier epoch
-      first = max(start - epoch * size, 0)
-      parts.append(self._epochs[epoch][:, first : end - epoch * size])
-    return np.concatenate(parts, axis=1)
-
-
 def families(
   arms: Sequence[pbp.presets.Arm],
 ) -> list[list[pbp.presets.Arm]]:
@@ -160,7 +87,7 @@ def train_family(
   arms: Sequence[pbp.presets.Arm],
   stages: Sequence[pbp.Stage],
   dataset: data.Dataset,
-  plan: Plan,
+  plan: plans.Plan,
   augment: bool,
   on_progress: OnProgress,
 ) -> dict[str, results.ArmResult]:
@@ -183,7 +110,9 @@ def train_family(
   """
   seeds = range(plan.first_seed, plan.first_seed + plan.num_seeds)
   replicas = _replicas(arms, stages, dataset, augment, plan.num_seeds)
-  order = SampleOrder(seeds, len(dataset.train_images))
+  num_train, num_test = len(dataset.train_images), len(dataset.test_images)
+  test_images = num_train + np.arange(num_test)
+  order = plans.SampleOrder(seeds, num_train)
   names = [arm.name for arm in arms]
 
   began = time.perf_counter()
@@ -195,7 +124,9 @@ def train_family(
     accuracies=[],
     diverged_at=np.full(replicas.num_replicas, -1),
   )
-  on_progress(names, 0, plan.total_samples)
+  label = names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "")
+  task = f"train {label}"
+  on_progress(task, 0, plan.total_samples)
   pending = None
   for start, end in plan.chunks():
     indices = np.tile(order(start, end), (len(arms), 1))
@@ -203,21 +134,54 @@ def train_family(
     evaluation = None
     if plan.has_accuracy(start, end):
       evaluation = replicas.evaluate(
-        progress.state.params, "test", plan.accuracy_images
+        progress.state.params, test_images[: plan.accuracy_images]
       )
     progress.samples = end
     # The host reads a chunk while the devices are busy with the next one.
     if pending is not None:
       progress.record(replicas, *pending)
     pending = (start, chunk, evaluation)
-    on_progress(names, start, plan.total_samples)
+    on_progress(task, start, plan.total_samples)
     if (progress.diverged_at >= 0).all():
       break
   if pending is not None:
     progress.record(replicas, *pending)
-  on_progress(names, progress.samples, plan.total_samples)
+  on_progress(task, progress.samples, plan.total_samples)
   progress.seconds += time.perf_counter() - began
-  return _arm_results(names, replicas, progress)
+  on_progress(task, plan.total_samples, plan.total_samples)
+  final = _final_evaluation(
+    replicas,
+    progress.state.params,
+    {
+      "train": np.arange(num_train)[: plan.final_images or None],
+      "test": test_images[: plan.final_images or None],
+    },
+    lambda done, total: on_progress(f"evaluate {label}", done, total),
+  )
+  return _arm_results(names, final, progress)
+
+
+def _final_evaluation(
+  replicas: replicas_lib.Replicas,
+  params: Any,
+  splits: Mapping[str, np.ndarray],
+  on_progress: Callable[[int, int], None],
+) -> dict[str, replicas_lib.Evaluation]:
+  """Evaluations of these images, on the host, some thousands at a time."""
+  done, total = 0, sum(map(len, splits.values()))
+  evaluations = {}
+  for split, images in splits.items():
+    loss = accuracy = np.zeros(replicas.num_replicas)
+    for start in range(0, len(images), 2000):
+      on_progress(done, total)
+      part = images[start : start + 2000]
+      evaluation = replicas.fetch(replicas.evaluate(params, part))
+      loss = loss + evaluation.loss * (len(part) / len(images))
+      accuracy = accuracy + evaluation.accuracy * (len(part) / len(images))
+      done += len(part)
+    evaluations[split] = replicas_lib.Evaluation(loss, accuracy)
+  on_progress(done, total)
+  return evaluations
 
 
 def _replicas(
@@ -249,22 +213,20 @@ def _replicas(
 
 
 def _arm_results(
-  names: Sequence[str], replicas: replicas_lib.Replicas, progress: Progress
+  names: Sequence[str],
+  final: Mapping[str, replicas_lib.Evaluation],
+  progress: Progress,
 ) -> dict[str, results.ArmResult]:
-  """The final evaluation, and everything sorted by arm."""
-  params = progress.state.params
-  final = {
-    split: replicas.fetch(replicas.evaluate(params, split))
-    for split in ("train", "test")
-  }
+  """Everything sorted by arm; what a diverged replica has, left out."""
   # Finite weights can still give a loss that isn't.
-  overflow = ~np.isfinite(final["train"].loss) & (progress.diverged_at < 0)
+  losses = np.stack([evaluation.loss for evaluation in final.values()])
+  overflow = ~np.isfinite(losses).all(0) & (progress.diverged_at < 0)
   diverged_at = np.where(overflow, progress.samples - 1, progress.diverged_at)
 
-  def by_arm(values: np.ndarray) -> np.ndarray:
-    return values.reshape(len(names), -1, *values.shape[1:])
+  def by_arm(values: Any) -> np.ndarray:
+    return np.reshape(values, (len(names), -1, *np.shape(values)[1:]))
 
-  def final_values(values: np.ndarray) -> list[list[float | None]]:
+  def final_values(values: Any) -> list[list[float | None]]:
     return results.finite_or_none(
       by_arm(np.where(diverged_at < 0, values, np.nan))
     )

@@ -20,12 +20,12 @@ import os
 import pathlib
 from typing import Any
 
-from absl import app, flags
+from absl import app, flags, logging
 import jax
 import optax
 import rich
 
-from experiments import config_flags, reporting, results, runner
+from experiments import config_flags, plans, reporting, results, runner
 import pbp_jax as pbp
 from pbp_jax import data, plotting
 
@@ -55,8 +55,9 @@ class Config:
     augment: Whether to pad, crop and mirror training images at random.
     chunk_samples: Samples a dispatch, a point of the loss curve; 0 chooses.
     accuracy_points: Points of the accuracy curve.
-    accuracy_images: Test images for a point of the accuracy curve; the final
-      accuracy takes the whole split.
+    accuracy_images: Test images for a point of the accuracy curve.
+    final_images: Images of each split that the final loss and accuracy are
+      measured on; 0 for all, which is what the results are defined by.
     workdir: Folder for results.json and curves.png; empty or absent at first.
     data_dir: Folder of prepared tensorflow-datasets; empty is its default.
     smoke: Whether to shrink the run to a few seconds.
@@ -82,6 +83,7 @@ class Config:
   chunk_samples: int = 0
   accuracy_points: int = 20
   accuracy_images: int = 1000
+  final_images: int = 0
   workdir: str = "runs/train"
   data_dir: str = ""
   smoke: bool = False
@@ -97,6 +99,7 @@ class Config:
       ("chunk_samples", 0),
       ("accuracy_points", 1),
       ("accuracy_images", 1),
+      ("final_images", 0),
     ):
       if getattr(self, name) < minimum:
         raise ValueError(
@@ -118,7 +121,7 @@ def smoke_version(config: Config) -> Config:
 
 def run(
   config: Config,
-  on_progress: runner.OnProgress = lambda names, samples, total: None,
+  on_progress: runner.OnProgress = lambda task, done, total: None,
 ) -> Mapping[str, Any]:
   """Trains all arms and writes the results; a finished run is only read.
 
@@ -205,7 +208,7 @@ def make_arms(
   ]
 
 
-def make_plan(config: Config, num_examples: int) -> runner.Plan:
+def make_plan(config: Config, num_examples: int) -> plans.Plan:
   """How long to train and when to look."""
   total = config.epochs * num_examples
   if config.max_samples:
@@ -216,13 +219,14 @@ def make_plan(config: Config, num_examples: int) -> runner.Plan:
     counts = range(20, 40)
     count = next((n for n in counts if total % n == 0), 20)
     chunk = min(math.ceil(total / count), 5000)
-  return runner.Plan(
+  return plans.Plan(
     num_seeds=config.seeds,
     first_seed=config.first_seed,
     total_samples=total,
     chunk_samples=chunk,
     accuracy_points=config.accuracy_points,
     accuracy_images=config.accuracy_images,
+    final_images=config.final_images,
   )
 
 
@@ -236,10 +240,12 @@ def define_flags(flag_values: flags.FlagValues = flags.FLAGS) -> None:
 
 def use_this_machine() -> None:
   """One CPU device a core, so replicas spread; programs compiled once."""
+  logging.set_verbosity(logging.WARNING)
   jax.config.update("jax_num_cpu_devices", os.cpu_count() or 1)
   cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
   cache = cache.expanduser() / "pbp_jax" / "xla"
   jax.config.update("jax_compilation_cache_dir", str(cache))
+  jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
 
 def main(argv: Sequence[str]) -> None:

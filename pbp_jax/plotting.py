@@ -66,6 +66,9 @@ def training_curves(
     _draw(accuracy_axes, name, curve["accuracy_samples"], percent, style)
   loss_axes.set_yscale("log")
   loss_axes.yaxis.set_major_formatter(lambda y, _: f"{y:g}")
+  loss_axes.yaxis.set_minor_formatter(
+    lambda y, _: f"{y:g}" if f"{y:e}"[0] in "25" else ""
+  )
   loss_axes.set_ylabel("training loss")
   accuracy_axes.set_ylabel("test accuracy (%)")
   if chance_loss is not None:
