@@ -1,0 +1,236 @@
+"""Wrong uses: each is refused at construction or trace time, by name."""
+
+from absl.testing import absltest, parameterized
+from flax import linen as nn
+from flax import nnx
+import jax
+import jax.numpy as jnp
+import optax
+
+import pbp_jax as pbp
+
+_S = 3
+_PB = pbp.schedules.pipelined_backprop(_S)
+_STAGES = pbp.as_stages([nn.Dense(4), nn.Dense(4), nn.Dense(2)])
+_INPUTS = jnp.zeros((6, 1, 4))
+_TARGETS = jnp.zeros((6, 1, 2))
+
+
+def _mean_square(y, target):
+  return jnp.mean((y - target) ** 2)
+
+
+def _simulator(optimizer=None, **changes):
+  arguments = {
+    "stages": _STAGES,
+    "loss_fn": _mean_square,
+    "optimizer": optimizer or optax.sgd(0.1, 0.9),
+    "schedule": _PB,
+    **changes,
+  }
+  return pbp.Simulator(**arguments)
+
+
+def _init(*arguments, example=_INPUTS[0], **changes):
+  return _simulator(*arguments, **changes).init(jax.random.key(0), example)
+
+
+def _run(inputs=_INPUTS, targets=_TARGETS, **changes):
+  simulator = _simulator(**changes)
+  state = jax.eval_shape(simulator.init, jax.random.key(0), _INPUTS[0])
+  return jax.eval_shape(simulator.run, state, inputs, targets)
+
+
+def _lwp(*links, **options):
+  return optax.chain(*links, pbp.linear_weight_prediction(**options))
+
+
+_TRACE = optax.trace(0.9)
+_BATCH_NORM = nn.BatchNorm(use_running_average=False)
+
+# name: (what is done, what the error must say, in this order).
+_WRONG_USES = {
+  "negative_delay_of_a_schedule": (
+    lambda: pbp.schedules.from_delays([2, -1, 0]),
+    ("delays", "-1"),
+  ),
+  "fractional_delay_of_a_schedule": (
+    lambda: pbp.schedules.uniform_delay(_S, 1.5),
+    ("delay", "int", "1.5"),
+  ),
+  "negative_delay_of_gradients": (
+    lambda: pbp.delay_gradients(-1),
+    ("delay", "-1"),
+  ),
+  "fractional_delay_of_gradients": (
+    lambda: pbp.delay_gradients([1.5, 0, 0]),
+    ("delay", "int", "1.5"),
+  ),
+  "negative_delay_of_spike_compensation": (
+    lambda: pbp.spike_compensation(0.9, delay=[-2.0, 0, 0]),
+    ("delay", "-2.0"),
+  ),
+  "negative_horizon": (
+    lambda: pbp.linear_weight_prediction(-1.0, learning_rate=0.1),
+    ("horizon", "-1.0"),
+  ),
+  "horizon_of_wrong_length": (
+    lambda: _init(_lwp(_TRACE, horizon=[4.0, 2.0], learning_rate=0.1)),
+    ("horizon", "3 stages", r"\[4.0, 2.0\]"),
+  ),
+  "delay_of_wrong_length": (
+    lambda: _init(optax.chain(pbp.delay_gradients([1, 2, 3, 4]))),
+    ("delay", "3 stages", r"\[1, 2, 3, 4\]"),
+  ),
+  "momentum_above_one": (
+    lambda: pbp.spike_compensation(1.5, delay=1),
+    ("momentum", "1.5"),
+  ),
+  "velocity_form_without_momentum_buffer": (
+    lambda: _init(_lwp(optax.sgd(0.1), horizon=1.0, learning_rate=0.1)),
+    ("velocity", "momentum buffer", "weight"),
+  ),
+  "velocity_form_with_two_momentum_buffers": (
+    lambda: _init(_lwp(_TRACE, _TRACE, horizon=1.0, learning_rate=0.1)),
+    ("velocity", "2 momentum"),
+  ),
+  "velocity_form_without_rate": (
+    lambda: pbp.linear_weight_prediction(1.0, form="velocity"),
+    ("learning_rate", "None"),
+  ),
+  "unknown_form": (
+    lambda: pbp.linear_weight_prediction(1.0, form="momentum"),
+    ("form", "velocity.*weight", "'momentum'"),
+  ),
+  "batch_statistics_of_linen": (
+    lambda: _init(stages=[_BATCH_NORM, *_STAGES[1:]]),
+    ("BatchNorm", "batch_stats", "GroupNorm"),
+  ),
+  "batch_statistics_of_nnx": (
+    lambda: pbp.as_stages([lambda rngs: nnx.BatchNorm(4, rngs=rngs)]),
+    ("BatchNorm", "BatchStat", "GroupNorm"),
+  ),
+  "shapes_that_do_not_fit_between_stages": (
+    lambda: _init(
+      stages=pbp.as_stages(
+        [nn.Dense(4), lambda rngs: nnx.Linear(5, 4, rngs=rngs), nn.tanh]
+      )
+    ),
+    ("Stage 1", "Linear", "1,4"),
+  ),
+  "example_that_does_not_fit_the_first_stage": (
+    lambda: _init(
+      stages=pbp.as_stages(
+        [lambda rngs: nnx.Linear(5, 4, rngs=rngs), nn.tanh, nn.tanh]
+      )
+    ),
+    ("Stage 0", "Linear", "1,4"),
+  ),
+  "inputs_that_do_not_fit_the_first_stage": (
+    lambda: _run(inputs=jnp.zeros((6, 1, 5))),
+    ("Stage 0", "1,5"),
+  ),
+  "loss_that_is_no_scalar": (
+    lambda: _run(loss_fn=lambda y, t: (y - t) ** 2),
+    ("loss_fn", "scalar", r"\(1, 2\)"),
+  ),
+  "loss_that_is_whole": (
+    lambda: _run(loss_fn=lambda y, t: jnp.argmax(y)),
+    ("loss_fn", "real scalar", "int32"),
+  ),
+  "aux_that_is_not_announced": (
+    lambda: _run(loss_fn=lambda y, t: (_mean_square(y, t), y)),
+    ("loss_fn", "scalar"),
+  ),
+  "aux_that_is_announced_and_missing": (
+    lambda: _run(has_aux=True),
+    ("loss_fn", "aux"),
+  ),
+  "inputs_longer_than_targets": (
+    lambda: _run(targets=_TARGETS[:5]),
+    ("leading axis", "5.*6"),
+  ),
+  "inputs_without_micro_batches": (
+    lambda: _run(inputs=jnp.zeros([])),
+    ("leading axis",),
+  ),
+  "schedule_of_another_pipeline": (
+    lambda: _simulator(schedule=pbp.schedules.pipelined_backprop(5)),
+    ("schedule", "3", "5"),
+  ),
+  "schedule_that_is_none": (
+    lambda: _simulator(schedule=[4, 2, 0]),
+    ("schedule", r"\[4, 2, 0\]"),
+  ),
+  "unknown_backward": (
+    lambda: _simulator(backward="stored"),
+    ("backward", "saved.*recompute", "'stored'"),
+  ),
+  "stashed_backward_without_stashing": (
+    lambda: _simulator(backward="stashed"),
+    ("backward", "'stashed'", "with_weight_stashing"),
+  ),
+  "optimizer_that_is_a_function": (
+    lambda: _simulator(optimizer=optax.sgd),
+    ("optimizer", "GradientTransformation", "sgd"),
+  ),
+  "stages_that_are_one_module": (
+    lambda: _simulator(stages=nn.Dense(4)),
+    ("layers", "sequence", "Dense"),
+  ),
+  "loss_that_is_no_function": (
+    lambda: _simulator(loss_fn=0.5),
+    ("loss_fn", "0.5"),
+  ),
+  "batch_function_that_is_no_function": (
+    lambda: _simulator(batch_fn=3),
+    ("batch_fn", "3"),
+  ),
+  "loop_that_cannot_be_taken_apart": (
+    lambda: _run(
+      stages=[
+        pbp.Stage(
+          lambda key, x: {"w": jnp.ones(4)},
+          lambda params, x: jax.lax.while_loop(
+            lambda y: y.sum() < 9, lambda y: y * params["w"][None] + 1, x
+          ),
+        ),
+        *_STAGES[1:],
+      ]
+    ),
+    ("Stage 0", "while", "recompute"),
+  ),
+  "unknown_view": (
+    lambda: pbp.predict_params(optax.EmptyState(), {}, which="sideways"),
+    ("which", "forward.*backward", "'sideways'"),
+  ),
+}
+
+
+class WrongUseTest(parameterized.TestCase):
+  @parameterized.named_parameters(
+    (name, *use) for name, use in _WRONG_USES.items()
+  )
+  def test_is_refused_by_name_and_value(self, use, says):
+    with self.assertRaisesRegex(ValueError, "(?s)" + ".*".join(says)):
+      use()
+
+  def test_the_same_things_done_right_are_not_refused(self):
+    """Lest a broken helper raises in place of what is tested."""
+    optimizer = _lwp(_TRACE, horizon=[4.0, 2.0, 0.0], learning_rate=0.1)
+    _run(optimizer=optimizer, backward="recompute")
+    _run(schedule=_PB.with_weight_stashing(), backward="stashed")
+
+  def test_stashed_weights_meet_one_ordinary_backward(self):
+    """So a stage that `saved` can't take apart is fine there."""
+    stage = pbp.Stage(
+      lambda key, x: {"w": jnp.ones([])},
+      lambda params, x: jax.lax.cond(
+        params["w"] > 0, lambda: x * params["w"], lambda: x
+      ),
+    )
+    _run(stages=[stage, *_STAGES[1:]], schedule=_PB.with_weight_stashing())
+
+
+if __name__ == "__main__":
+  absltest.main()
