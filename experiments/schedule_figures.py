@@ -278,7 +278,7 @@ def _draw_memory(
   axes = figure.subplots(1, 2)
   for axis, kind, unit in (
     (axes[0], "weights", "copies of one stage's weights"),
-    (axes[1], "activations", "activations of one micro-batch at one stage"),
+    (axes[1], "activations", "one stage's activations of one micro-batch"),
   ):
     for name, columns in kept.items():
       axis.plot(
@@ -291,7 +291,9 @@ def _draw_memory(
     axis.set(xlabel="stages, $S$", ylabel=unit, xscale="log", yscale="log")
     axis.set_title(f"{kind.capitalize()} kept by all workers", fontsize=10)
     axis.grid(alpha=0.3)
-  axes[1].legend(fontsize=8, loc="lower right")
+  figure.legend(
+    handles=axes[0].get_lines(), loc="outside lower center", ncols=3, fontsize=8
+  )
   return figure
 
 
