@@ -1,5 +1,6 @@
 """A simulator of asynchronous pipelined training; the public names."""
 
+from pbp_jax import diagnostics as diagnostics
 from pbp_jax import models as models
 from pbp_jax import presets as presets
 from pbp_jax import schedules as schedules

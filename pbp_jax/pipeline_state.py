@@ -25,6 +25,8 @@ class PipelineState:
       None if every micro-batch makes an update.
     stale_params: The same sum of forward views; None if the optimizer does not
       read them.
+    raw_history: Rings of raw weights beside those of views, where diagnostics
+      need them; else None.
   """
 
   step: jax.Array
@@ -35,6 +37,7 @@ class PipelineState:
   stage_state: tuple[PyTree, ...]
   gradients: PyTree = None
   stale_params: PyTree = None
+  raw_history: PyTree = None
 
   @classmethod
   def vmap_axes(cls) -> "PipelineState":

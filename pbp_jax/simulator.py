@@ -21,10 +21,11 @@ import numpy as np
 import optax
 
 from pbp_jax import (
+  diagnostics,
   network,
-  ring_buffers,
   schedules,
   two_version_vjp,
+  weight_history,
 )
 from pbp_jax import stages as stages_lib
 from pbp_jax.pipeline_state import PipelineState
@@ -65,6 +66,8 @@ class Simulator:
       device.
     has_aux: Whether `loss_fn` returns `(loss, aux)`. A dict joins the metrics
       under its own names, anything else as "aux".
+    diagnostics: Names of measurements of staleness that join the metrics, one
+      number a stage (`pbp.diagnostics.NAMES`).
 
   Raises:
     ValueError: If an argument is not of the kind described.
@@ -92,9 +95,12 @@ class Simulator:
   backward: str = "saved"
   batch_fn: Callable[..., tuple[PyTree, PyTree]] | None = None
   has_aux: bool = False
+  diagnostics: tuple[str, ...] = ()
 
   def __post_init__(self):
     object.__setattr__(self, "stages", stages_lib.as_stages(self.stages))
+    names = diagnostics.check_names(self.diagnostics)
+    object.__setattr__(self, "diagnostics", names)
     if not isinstance(self.schedule, schedules.Schedule):
       raise ValueError(
         "schedule must be a Schedule made by pbp.schedules, got"
@@ -268,13 +274,17 @@ class Simulator:
     opt_state = self._optimizer.init(params)
     view = views.predict_params(opt_state, params)
     accumulates = self.schedule.update_interval > 1
+    measures_raw = "stale_weight_distance" in self.diagnostics
     zeros = optax.tree.zeros_like(params)
     return PipelineState(
       step=jnp.zeros([], jnp.int32),
       key=key_run,
       params=params,
       opt_state=opt_state,
-      history=tuple(map(_new_ring, view, self.schedule.max_lag)),
+      history=weight_history.init(view, self.schedule.max_lag),
+      raw_history=weight_history.init(params, self.schedule.max_lag)
+      if measures_raw and view is not params
+      else None,
       stage_state=stage_state,
       gradients=zeros if accumulates else None,
       stale_params=zeros
@@ -302,44 +312,54 @@ class Simulator:
     if self.batch_fn is not None:
       batch_key = jax.random.fold_in(key, len(self.stages))
       inputs, targets = self.batch_fn(batch_key, inputs, targets)
-    params_fwd, history = self._forward_views(state, lags)
+    newest_view = views.predict_params(state.opt_state, state.params)
+    version = state.step // self.schedule.update_interval
+    params_fwd, history = weight_history.meet(
+      state.history, newest_view, version, lags
+    )
+    params_stale, raw_history = params_fwd, None
+    if state.raw_history is not None:
+      params_stale, raw_history = weight_history.meet(
+        state.raw_history, state.params, version, lags
+      )
     if self.schedule.is_stashed:
       params_bwd = params_fwd
     else:
       params_bwd = views.predict_params(
         state.opt_state, state.params, "backward"
       )
-    (loss, (aux, stage_state)), gradients = jax.value_and_grad(
-      lambda params_bwd: self._loss(
-        params_fwd, params_bwd, state.stage_state, key, inputs, targets
-      ),
-      has_aux=True,
-    )(params_bwd)
+
+    def loss_and_gradients(params_fwd, params_bwd):
+      return jax.value_and_grad(
+        lambda params_bwd: self._loss(
+          params_fwd, params_bwd, state.stage_state, key, inputs, targets
+        ),
+        has_aux=True,
+      )(params_bwd)
+
+    (loss, (aux, stage_state)), gradients = loss_and_gradients(
+      params_fwd, params_bwd
+    )
+    measured = diagnostics.measure(
+      self.diagnostics,
+      lags=lags,
+      params=state.params,
+      params_fwd=params_fwd,
+      params_stale=params_stale,
+      gradients=gradients,
+      make_fresh_gradients=lambda: loss_and_gradients(
+        state.params, state.params
+      )[1],
+    )
     state = self._update(
-      state.replace(history=history, stage_state=stage_state),
+      state.replace(
+        history=history, raw_history=raw_history, stage_state=stage_state
+      ),
       gradients,
       params_fwd,
     )
-    return state.replace(step=state.step + 1), _metrics(loss, aux)
-
-  def _forward_views(self, state, lags):
-    """The weights that the forward passes meet, and the rings they are in.
-
-    A ring is written before it is read: XLA then updates it in place. Version
-    k is in slot k modulo the number of slots, which all held version 0 at
-    first, so nothing special happens while the pipeline fills.
-    """
-    newest = views.predict_params(state.opt_state, state.params)
-    version = state.step // self.schedule.update_interval
-    history = tuple(
-      ring if ring is None else _write(ring, view, version)
-      for ring, view in zip(state.history, newest, strict=True)
-    )
-    met = tuple(
-      view if ring is None else _read(ring, version - lag)
-      for ring, view, lag in zip(history, newest, lags, strict=True)
-    )
-    return met, history
+    state = state.replace(step=state.step + 1)
+    return state, _metrics(loss, aux, measured)
 
   def _loss(self, params_fwd, params_bwd, stage_state, key, inputs, targets):
     """The loss on params_fwd, with the gradient that params_bwd carry."""
@@ -405,12 +425,7 @@ class Simulator:
           " Call it outside of jit, or give run its argument lags."
         )
       return self.schedule.lags(int(start), count)[0].T
-    # The lags of a full pipeline: while it fills, the rings do the clipping.
-    fill = (
-      int(self.schedule.max_lag.max()) + 1
-    ) * self.schedule.update_interval
-    full = -(-fill // period) * period
-    table = self.schedule.lags(full, period)[0].T
+    table = self.schedule.steady_lags.T
     if period == 1:
       return np.broadcast_to(table, (count, len(self.stages)))
     return jnp.asarray(table)[(start + np.arange(count)) % period]
@@ -427,31 +442,15 @@ class Simulator:
     return any(id(v) in read for v in jaxpr.invars)
 
 
-def _new_ring(view: PyTree, max_lag: int) -> PyTree:
-  """A ring all of whose slots hold version 0; None if there is no need."""
-  if max_lag == 0 or not jax.tree.leaves(view):
-    return None
-  return jax.tree.map(
-    lambda leaf: ring_buffers.full(leaf, int(max_lag) + 1), view
-  )
-
-
-def _write(ring: PyTree, view: PyTree, version: jax.Array) -> PyTree:
-  return jax.tree.map(
-    lambda slots, leaf: ring_buffers.write(slots, leaf, version), ring, view
-  )
-
-
-def _read(ring: PyTree, version: jax.Array) -> PyTree:
-  return jax.tree.map(lambda slots: ring_buffers.read(slots, version), ring)
-
-
-def _metrics(loss: jax.Array, aux: PyTree) -> dict[str, Any]:
+def _metrics(
+  loss: jax.Array, aux: PyTree, measured: dict[str, jax.Array]
+) -> dict[str, Any]:
   """The metrics of a micro-batch."""
   aux = aux if isinstance(aux, dict) else {"aux": aux}
-  if "loss" in aux:
+  own = {"loss": loss, **measured}
+  if clash := sorted(set(aux) & set(own)):
     raise ValueError(
-      'The aux of loss_fn must not have a key "loss", which is the loss itself;'
-      f" got keys {sorted(aux)}."
+      "The aux of loss_fn must have keys other than those of the metrics"
+      f" {sorted(own)}; got {clash}."
     )
-  return {"loss": loss, **aux}
+  return {**own, **aux}

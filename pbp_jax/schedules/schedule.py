@@ -118,6 +118,18 @@ class Schedule:
     return forward, forward if self.is_stashed else np.zeros_like(forward)
 
   @property
+  def steady_lags(self) -> np.ndarray:
+    """Forward lags of one period of a full pipeline, `[S, period]` ints.
+
+    Raises:
+      ValueError: If the schedule has no period.
+    """
+    if self.period is None:
+      raise ValueError(f"{self.name} has no period, so no steady lags.")
+    fill = int(self.max_lag.max() + 1) * self.update_interval
+    return self.lags(-(-fill // self.period) * self.period, self.period)[0]
+
+  @property
   def versions_kept(self) -> np.ndarray:
     """`[S]` ints: weight versions that a worker of real hardware keeps."""
     return self.max_lag + 1 if self.is_stashed else np.ones_like(self.max_lag)
