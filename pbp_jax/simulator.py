@@ -387,32 +387,40 @@ class Simulator:
     """Counts one micro-batch's gradients in, and updates when it is time."""
     interval = self.schedule.update_interval
 
-    def update(state, gradients, stale_params):
+    def update(params, opt_state, gradients, stale_params):
       updates, opt_state = self._optimizer.update(
-        gradients, state.opt_state, state.params, stale_params=stale_params
+        gradients, opt_state, params, stale_params=stale_params
       )
-      params = optax.apply_updates(state.params, updates)
-      return state.replace(params=params, opt_state=opt_state)
+      return optax.apply_updates(params, updates), opt_state
 
     if interval == 1:
-      return update(state, gradients, params_fwd)
-
-    def update_by_means(state):
-      means = jax.tree.map(
-        lambda total: total / interval, (state.gradients, state.stale_params)
+      params, opt_state = update(
+        state.params, state.opt_state, gradients, params_fwd
       )
-      zeros = optax.tree.zeros_like((state.gradients, state.stale_params))
-      return update(state, *means).replace(
-        gradients=zeros[0], stale_params=zeros[1]
-      )
+      return state.replace(params=params, opt_state=opt_state)
 
-    state = state.replace(
-      gradients=optax.tree.add(state.gradients, gradients),
-      stale_params=state.stale_params
-      and optax.tree.add(state.stale_params, params_fwd),
+    def update_by_means(params, opt_state, sums):
+      means = jax.tree.map(lambda total: total / interval, sums)
+      return *update(params, opt_state, *means), optax.tree.zeros_like(sums)
+
+    stale_sum = state.stale_params
+    if stale_sum is not None:
+      stale_sum = optax.tree.add(stale_sum, params_fwd)
+    # The rings stay outside of the branches, which might copy them.
+    params, opt_state, sums = jax.lax.cond(
+      (state.step + 1) % interval == 0,
+      update_by_means,
+      lambda *unchanged: unchanged,
+      state.params,
+      state.opt_state,
+      (optax.tree.add(state.gradients, gradients), stale_sum),
     )
-    is_last = (state.step + 1) % interval == 0
-    return jax.lax.cond(is_last, update_by_means, lambda state: state, state)
+    return state.replace(
+      params=params,
+      opt_state=opt_state,
+      gradients=sums[0],
+      stale_params=sums[1],
+    )
 
   def _lags(self, start: jax.Array, count: int) -> Any:
     """Forward lags `[count, S]` of the micro-batches from `start` on."""

@@ -1,4 +1,4 @@
-"""The last versions of every stage's weights, and which of them a pass meets."""
+"""The last versions of the weights, and which of them a pass meets."""
 
 from collections.abc import Iterable, Sequence
 import functools
@@ -10,7 +10,7 @@ from pbp_jax.stages import PyTree
 
 
 def init(
-  weights: Sequence[PyTree], max_lags: Sequence[int]
+  weights: Sequence[PyTree], max_lags: Iterable[int]
 ) -> tuple[PyTree, ...]:
   """Rings all of whose slots hold version 0.
 
