@@ -342,7 +342,7 @@ class Simulator:
     )
     measured = diagnostics.measure(
       self.diagnostics,
-      lags=lags,
+      lags=jnp.minimum(jnp.asarray(lags), version),
       params=state.params,
       params_fwd=params_fwd,
       params_stale=params_stale,
