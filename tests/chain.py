@@ -1,5 +1,6 @@
 """The chain of `known_answers/README.md` and its cases, for the simulator."""
 
+import jax
 import jax.numpy as jnp
 import optax
 
@@ -28,6 +29,12 @@ def stages():
 def samples(count=known_answers.NUM_MICRO_BATCHES):
   inputs, targets = known_answers.samples()
   return jnp.asarray(inputs[:count]), jnp.asarray(targets[:count])
+
+
+def started(simulator, example):
+  """The initial state; op by op, which compiles less than `init` as one."""
+  with jax.disable_jit():
+    return simulator.init(jax.random.key(0), example)
 
 
 def squared_error(y, target):

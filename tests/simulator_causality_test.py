@@ -42,7 +42,7 @@ def _losses(optimizer, schedule, targets=None):
   simulator = pbp.Simulator(
     list(map(chain.given, params)), chain.squared_error, optimizer, schedule
   )
-  state = simulator.init(jax.random.key(0), inputs[0])
+  state = chain.started(simulator, inputs[0])
   _, metrics = simulator.run(state, inputs, targets)
   return np.asarray(metrics["loss"])
 

@@ -15,7 +15,7 @@ _CASES = known_answers.load("pipeline_chain")
 
 def _run(simulator):
   inputs, targets = chain.samples()
-  state = simulator.init(jax.random.key(0), inputs[0])
+  state = chain.started(simulator, inputs[0])
   state, metrics = simulator.run(state, inputs, targets)
   return metrics["loss"], state.params
 
@@ -36,6 +36,7 @@ class Float64Test(parameterized.TestCase):
     case = _CASES[name]
     with jax.enable_x64(True):
       losses, params = _run(chain.simulator(case["settings"]))
+    losses = np.asarray(losses)
     self.assertEqual(losses.dtype, np.float64)
     _assert_close(
       [losses[:3], losses[-3:], losses.mean()],

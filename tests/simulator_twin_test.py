@@ -13,7 +13,7 @@ from tests.reference import stages as reference_stages
 
 
 def _run(simulator, inputs, targets):
-  state = simulator.init(jax.random.key(0), inputs[0])
+  state = chain.started(simulator, inputs[0])
   state, metrics = simulator.run(state, inputs, targets)
   return np.asarray(metrics["loss"]), state.params
 
