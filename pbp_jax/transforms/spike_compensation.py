@@ -132,9 +132,12 @@ def spike_compensation(
       )
     delays = per_stage.broadcast(delay, updates, "delay")
     momenta = per_stage.broadcast(momentum, updates, "momentum")
-    pairs = jax.tree.map(spike_coefficients, momenta, delays)
-    return jax.tree.transpose(
-      jax.tree.structure(updates), jax.tree.structure((0, 0)), pairs
+    # Not as a tree of pairs: a tree without leaves could not be transposed.
+    return tuple(
+      jax.tree.map(
+        lambda m, d, i=i: spike_coefficients(m, d)[i], momenta, delays
+      )
+      for i in range(2)
     )
 
   def init_fn(params):
