@@ -21,7 +21,8 @@ class DirectionPredictionState(NamedTuple):
     count: Updates done, int32.
     learning_rate: The rate of the next update, a scalar.
     forward_horizon: A scalar for each leaf of the parameters.
-    backward_horizon: Likewise; None if the backward pass sees the raw weights.
+    backward_horizon: Likewise; None, a tree that covers no leaf, if the
+      backward pass sees the raw weights.
     direction: The last direction, before its rate, like the parameters.
   """
 
@@ -37,8 +38,6 @@ class DirectionPredictionState(NamedTuple):
     horizon = (
       self.forward_horizon if which == "forward" else self.backward_horizon
     )
-    if horizon is None:
-      return params
     return views.map_covered(
       lambda w, horizon, direction: arithmetic.linear_combination(
         (1, w), (-self.learning_rate * horizon, direction)

@@ -61,8 +61,9 @@ def discrepancy_correction(
   per_stage.check_numbers(decay, "decay", minimum=1e-38, maximum=1 - 1e-7)
 
   def gamma(delay):
-    known = jnp.where(delay > 0, delay, 1)
-    power = jnp.asarray(decay, dtype=float) ** (1 / known)
-    return jnp.where(delay > 0, power, 0)
+    # Where the delay is zero, the average is not used: any decay will do.
+    return jnp.asarray(decay, dtype=float) ** (
+      1 / jnp.where(delay > 0, delay, 1)
+    )
 
   return past_weights.go_back(delay, gamma)
