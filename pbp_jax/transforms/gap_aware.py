@@ -94,7 +94,7 @@ def gap_aware(
   per_stage.check_numbers(epsilon, "epsilon", minimum=1e-38)
   # 1 - ρᵗ would lose four digits of float32 for ρ near 1.
   xp = jnp if isinstance(decay, jax_core.Tracer) else np
-  log_decay = xp.log(xp.maximum(decay, np.finfo(np.float32).tiny))
+  log_decay = xp.log(xp.maximum(decay, 1e-38))
 
   def init_fn(params):
     return GapAwareState(

@@ -81,7 +81,8 @@ def scale_by_staleness(
     tau = (jnp if is_traced else np).maximum(delay, 1.0)
     if annealing_steps is None:
       return 1 / tau
-    return tau ** -(1 - jnp.minimum(count / annealing_steps, 1))
+    share = count / jnp.asarray(annealing_steps, float)
+    return tau ** -(1 - jnp.minimum(share, 1))
 
   def update_fn(updates, state, params=None):
     del params
