@@ -20,6 +20,7 @@ ROLES: dict[str, str] = {
   "damping": "divides the decayed gradient",
   "momentum": "turns gradients into a direction",
   "rate": "scales the direction, stage by stage",
+  "direction view": "remembers the direction, for the weights that a pass sees",
   "learning rate": "turns the direction into an update",
   "feedback": "changes the update",
   "view": "changes the weights that a pass sees",
