@@ -1,5 +1,8 @@
 """Wrong uses: each is refused at construction or trace time, by name."""
 
+import dataclasses
+import functools
+
 from absl.testing import absltest, parameterized
 from flax import linen as nn
 from flax import nnx
@@ -35,10 +38,11 @@ def _init(*arguments, example=_INPUTS[0], **changes):
   return _simulator(*arguments, **changes).init(jax.random.key(0), example)
 
 
-def _run(inputs=_INPUTS, targets=_TARGETS, **changes):
+def _run(inputs=_INPUTS, targets=_TARGETS, lags=None, **changes):
   simulator = _simulator(**changes)
   state = jax.eval_shape(simulator.init, jax.random.key(0), _INPUTS[0])
-  return jax.eval_shape(simulator.run, state, inputs, targets)
+  run = functools.partial(simulator.run, lags=lags)
+  return jax.eval_shape(run, state, inputs, targets)
 
 
 def _lwp(*links, **options):
@@ -153,6 +157,14 @@ _WRONG_USES = {
   "inputs_without_micro_batches": (
     lambda: _run(inputs=jnp.zeros([])),
     ("leading axis",),
+  ),
+  "lags_of_wrong_shape": (
+    lambda: _run(lags=jnp.zeros((_S, 5), int)),
+    ("lags", r"\(3, 6\)", r"\(3, 5\)"),
+  ),
+  "traced_step_without_a_period": (
+    lambda: _run(schedule=dataclasses.replace(_PB, period=None)),
+    ("no period", "traced", "lags"),
   ),
   "schedule_of_another_pipeline": (
     lambda: _simulator(schedule=pbp.schedules.pipelined_backprop(5)),

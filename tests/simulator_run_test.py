@@ -141,6 +141,18 @@ class ChunksTest(parameterized.TestCase):
       )
       np.testing.assert_allclose(metrics["loss"][i], loss, rtol=1e-5)
 
+  def test_lags_from_a_table_may_be_given_under_jit(self):
+    schedule = _without_period(_pb(3))
+    simulator = _simulator(schedule)
+    data = chain.samples(_COUNT)
+    start = _started(simulator)
+    _, expected = simulator.run(start, *data)
+    lags, _ = schedule.lags(0, _COUNT)
+    run = jax.jit(lambda state: simulator.run(state, *data, lags=lags)[1])
+    np.testing.assert_allclose(
+      run(start)["loss"], expected["loss"], rtol=0, atol=1e-6
+    )
+
   def test_a_partial_update_waits_in_the_state(self):
     simulator = _simulator(_pb(3))
     start = _started(simulator)
