@@ -129,8 +129,8 @@ class ResidualMlp(nn.Module):
     norm = nn.LayerNorm(use_bias=False, use_scale=False)
     x = nn.Dense(self.width)(x.reshape(x.shape[0], -1))
     for _ in range(self.num_blocks):
-      x = x + nn.relu(nn.Dense(self.width)(norm(x)))
-    return nn.Dense(10)(norm(x))
+      x = x + nn.Dense(self.width)(nn.relu(norm(x)))
+    return nn.Dense(10)(nn.relu(norm(x)))
 
 
 def _by_kind(params):
@@ -300,19 +300,24 @@ class ModelsTest(parameterized.TestCase):
     self.assertNotEmpty(paths)
     self.assertFalse([path for path in paths if "scale" in path])
 
-  def test_dropout_acts_only_with_a_key_and_follows_it(self):
-    x = jnp.asarray(
-      np.random.default_rng(0).standard_normal((2, 8, 8, 1)), jnp.float32
-    )
-    init, apply = _compose(models.vgg(depth=11, width=4), x)
-    params = _random_like(jax.eval_shape(init, jax.random.key(0)))
-    train = jax.jit(apply)
-    one, again, other = (
-      train(params, x, jax.random.key(seed)) for seed in (1, 1, 2)
-    )
-    np.testing.assert_array_equal(one, again)
-    self.assertGreater(jnp.abs(one - other).max(), 1e-3)
-    self.assertGreater(jnp.abs(one - jax.jit(apply)(params, x)).max(), 1e-3)
+  @parameterized.named_parameters(
+    ("flattening", 0, (1, 5, 5, 8)), ("plain", 1, (1, 200))
+  )
+  def test_dropout_stage(self, index, shape):
+    pipeline = models.vgg(depth=11, width=4)
+    stage = [stage for stage in pipeline if stage.stochastic][index]
+    train = jax.jit(lambda x, key: stage.apply({}, x, key))
+    x = jnp.ones(shape)
+    one, again, other = (train(x, jax.random.key(k)) for k in (1, 1, 2))
+    with self.subTest("drops_and_scales_with_a_key"):
+      self.assertEqual(set(np.unique(one)), {0.0, 2.0})
+    with self.subTest("follows_the_key"):
+      np.testing.assert_array_equal(one, again)
+      self.assertTrue((one != other).any())
+    with self.subTest("does_nothing_in_evaluation"):
+      np.testing.assert_array_equal(
+        stage.apply({}, x, None), jnp.ones((1, 200))
+      )
 
   @parameterized.named_parameters(
     ("depth_7", models.resnet, {"depth": 7}, r"depth must be 6n \+ 2.*got 7"),

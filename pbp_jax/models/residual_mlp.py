@@ -17,14 +17,16 @@ def residual_mlp(
   """A chain of residual blocks, one a stage.
 
   The first stage flattens its input and maps it to `width` features. Each of
-  the `num_stages - 3` blocks is `x + relu(dense(norm(x)))` with a layer
+  the `num_stages - 3` blocks is `x + dense(relu(norm(x)))` with a layer
   normalisation without parameters, so that a block's weights are one matrix
-  and one bias, and the next block sees the same scale however deep the network
-  is. The last two stages are `dense(norm(x))`, the logits, and the loss.
+  and one bias, and every block sees the same scale however deep the network
+  is. The last two stages are the logits `dense(relu(norm(x)))` and the loss.
 
   Block matrices are drawn from a normal distribution of variance 2 / width
-  (He), the last one uniformly from +-1/sqrt(width), the first from linen's
-  default (LeCun normal); biases are zero.
+  (He), the first and last ones from linen's default (LeCun normal); biases are
+  zero. Form and scale were chosen among eight by measuring: at batch one with
+  the paper's rate this network trains stably, and unmitigated pipelined
+  backpropagation trains it slower but doesn't run away.
 
   Args:
     num_stages: Number of stages, at least 3.
@@ -78,12 +80,12 @@ class _Input(nn.Module):
 
 
 class _Block(nn.Module):
-  """x + relu(dense(norm(x)))."""
+  """x + dense(relu(norm(x)))."""
 
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
     dense = nn.Dense(x.shape[-1], kernel_init=layers.he_normal)
-    return x + nn.relu(dense(_norm()(x)))
+    return x + dense(nn.relu(_norm()(x)))
 
 
 class _Output(nn.Module):
@@ -93,4 +95,4 @@ class _Output(nn.Module):
 
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
-    return layers.linear(self.num_classes)(_norm()(x))
+    return nn.Dense(self.num_classes)(nn.relu(_norm()(x)))
