@@ -18,7 +18,7 @@ class Plan:
     first_seed: The seeds are this number and those after it.
     total_samples: Samples each replica sees.
     chunk_samples: Samples a chunk: one dispatch, one point of the loss curve.
-    accuracy_points: Points of the accuracy curve.
+    accuracy_points: Most points of the accuracy curve, evenly spaced.
     accuracy_images: Test images for a point of the accuracy curve, from the
       first.
     final_images: Images of each split for the final evaluation, from the
@@ -48,10 +48,18 @@ class Plan:
       for start in starts
     ]
 
-  def has_accuracy(self, start: int, end: int) -> bool:
-    """Whether the accuracy is measured at the end of this chunk."""
-    passed = lambda n: n * self.accuracy_points // self.total_samples
-    return passed(end) > passed(start)
+  def looks(self) -> list[int]:
+    """Ends of the chunks after which the accuracy is measured.
+
+    Example:
+      >>> plan = Plan(num_seeds=1, first_seed=0, total_samples=10,
+      ...             chunk_samples=2, accuracy_points=3, accuracy_images=1)
+      >>> plan.looks()
+      [2, 6, 10]
+    """
+    ends = [end for _, end in self.chunks()]
+    every = -(-len(ends) // self.accuracy_points)
+    return ends[::-1][::every][::-1]
 
 
 class SampleOrder:

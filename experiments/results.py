@@ -16,7 +16,7 @@ import platform
 import statistics
 import subprocess
 import tempfile
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -70,6 +70,14 @@ class ArmResult:
       "train_seconds": round(self.train_seconds, 3),
       "trained_with": list(self.trained_with),
     }
+
+
+class Entry(Protocol):
+  """What can stand under `arms` in `results.json`."""
+
+  def as_json(self) -> dict[str, Any]:
+    """The entry, of what JSON can hold."""
+    ...
 
 
 def mean_and_std(
@@ -160,7 +168,7 @@ class Workdir:
       )
     return cls(path, own, found if found["status"] == "done" else None)
 
-  def write(self, status: str, arms: Mapping[str, ArmResult]) -> dict[str, Any]:
+  def write(self, status: str, arms: Mapping[str, Entry]) -> dict[str, Any]:
     """Writes `results.json`, whole or not at all.
 
     Args:

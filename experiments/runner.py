@@ -127,12 +127,13 @@ def train_family(
   label = names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "")
   task = f"train {label}"
   on_progress(task, 0, plan.total_samples)
+  looks = set(plan.looks())
   pending = None
   for start, end in plan.chunks():
     indices = np.tile(order(start, end), (len(arms), 1))
     progress.state, chunk = replicas.train(progress.state, indices)
     evaluation = None
-    if plan.has_accuracy(start, end):
+    if end in looks:
       evaluation = replicas.evaluate(
         progress.state.params, test_images[: plan.accuracy_images]
       )

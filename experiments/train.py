@@ -54,7 +54,7 @@ class Config:
     decay_factor: See decay_epochs.
     augment: Whether to pad, crop and mirror training images at random.
     chunk_samples: Samples a dispatch, a point of the loss curve; 0 chooses.
-    accuracy_points: Points of the accuracy curve.
+    accuracy_points: Most points of the accuracy curve, evenly spaced.
     accuracy_images: Test images for a point of the accuracy curve.
     final_images: Images of each split that the final loss and accuracy are
       measured on; 0 for all, which is what the results are defined by.
@@ -81,8 +81,8 @@ class Config:
   decay_factor: float = 0.1
   augment: bool = False
   chunk_samples: int = 0
-  accuracy_points: int = 20
-  accuracy_images: int = 1000
+  accuracy_points: int = 15
+  accuracy_images: int = 500
   final_images: int = 0
   workdir: str = "runs/train"
   data_dir: str = ""
@@ -119,48 +119,80 @@ def smoke_version(config: Config) -> Config:
   return dataclasses.replace(config, **small)
 
 
-def run(
-  config: Config,
+@dataclasses.dataclass(frozen=True)
+class Job:
+  """All that a run needs, made and checked before anything is written."""
+
+  config: Config
+  workdir: results.Workdir
+  stages: tuple[pbp.Stage, ...]
+  dataset: data.Dataset
+  arms: list[pbp.presets.Arm]
+  plan: plans.Plan
+
+
+def prepare(config: Config) -> Job:
+  """Makes what a run needs; writes nothing.
+
+  Args:
+    config: The run.
+
+  Returns:
+    The job.
+
+  Raises:
+    ValueError: If a name is unknown, data isn't prepared, or the folder holds
+      something else.
+  """
+  if config.smoke:
+    config = smoke_version(config)
+  workdir = results.Workdir.claim(config.workdir, config)
+  stages = make_stages(config)
+  dataset = data.load(config.dataset, config.data_dir or None)
+  num_train = len(dataset.train_images)
+  arms = make_arms(config, len(stages), num_train)
+  return Job(
+    config, workdir, stages, dataset, arms, make_plan(config, num_train)
+  )
+
+
+def execute(
+  job: Job,
   on_progress: runner.OnProgress = lambda task, done, total: None,
 ) -> Mapping[str, Any]:
   """Trains all arms and writes the results; a finished run is only read.
 
   Args:
-    config: The run.
+    job: From `prepare`.
     on_progress: Told how far it is.
 
   Returns:
     The contents of `results.json`.
-
-  Raises:
-    ValueError: If a name is unknown, data isn't prepared, or the folder holds
-      something else; nothing is written then.
   """
-  if config.smoke:
-    config = smoke_version(config)
-  workdir = results.Workdir.claim(config.workdir, config)
+  config, workdir = job.config, job.workdir
   if workdir.finished is not None:
     return workdir.finished
-  stages = make_stages(config)
-  dataset = data.load(config.dataset, config.data_dir or None)
-  arms = make_arms(config, len(stages), len(dataset.train_images))
-  plan = make_plan(config, len(dataset.train_images))
-  finished: dict[str, results.ArmResult] = {}
-  workdir.write("incomplete", finished)
-  for family in runner.families(arms):
-    finished |= runner.train_family(
-      family, stages, dataset, plan, config.augment, on_progress
+  ended: dict[str, results.ArmResult] = {}
+  workdir.write("incomplete", ended)
+  for family in runner.families(job.arms):
+    ended = ended | runner.train_family(
+      family, job.stages, job.dataset, job.plan, config.augment, on_progress
     )
-    workdir.write("incomplete", finished)
-  in_order = {name: finished[name] for name in config.arms}
+    workdir.write("incomplete", ended)
+  in_order = {name: ended[name] for name in config.arms}
   figure = plotting.training_curves(
     {name: arm.curve for name, arm in in_order.items()},
-    title=f"{config.dataset}, {config.model}, {len(stages)} stages:"
+    title=f"{config.dataset}, {config.model}, {len(job.stages)} stages:"
     f" median and range of {config.seeds} seeds",
-    chance_loss=math.log(dataset.num_classes),
+    chance_loss=math.log(job.dataset.num_classes),
   )
-  figure.savefig(pathlib.Path(config.workdir) / "curves.png")
+  figure.savefig(workdir.path / "curves.png")
   return workdir.write("done", in_order)
+
+
+def run(config: Config) -> Mapping[str, Any]:
+  """Prepares and executes a run; returns the contents of `results.json`."""
+  return execute(prepare(config))
 
 
 def make_stages(config: Config) -> tuple[pbp.Stage, ...]:
@@ -255,12 +287,15 @@ def main(argv: Sequence[str]) -> None:
   if flags.FLAGS.list_arms:
     rich.print(reporting.arms_table())
     return
-  config = config_flags.from_flags(Config)
   use_this_machine()
+  try:
+    job = prepare(config_flags.from_flags(Config))
+  except ValueError as error:
+    raise app.UsageError(str(error)) from error
   with reporting.progress_bar() as on_progress:
-    finished = run(config, on_progress)
+    finished = execute(job, on_progress)
   rich.print(reporting.results_table(finished))
-  print(f"{config.workdir}: results.json, curves.png")
+  print(f"{job.workdir.path}: results.json, curves.png")
 
 
 if __name__ == "__main__":
