@@ -111,14 +111,14 @@ class WrongUseTest(parameterized.TestCase):
       [[0, 0]],
       [[1, 2]],
       2,
-      "Stage 0 is given 2 passes of one slot at tick 0",
+      "Worker 0 is given 2 passes of one slot at tick 0",
     ),
     (
       "both_passes_in_one_slot",
       [[0, 1]],
       [[1, 2]],
       1,
-      "Stage 0 is given 2 passes of one slot at tick 1",
+      "Worker 0 is given 2 passes of one slot at tick 1",
     ),
   )
   def test_is_refused_with_a_reason(self, forward, backward, slots, reason):
