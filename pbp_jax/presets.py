@@ -129,7 +129,7 @@ _CONSISTENCY_SOURCES: dict[str, str] = {
 MITIGATIONS: dict[str, mitigations.Mitigation] = mitigations.MITIGATIONS
 
 # What is tried together, besides every mitigation by itself.
-_COMBINATIONS = ("lwpvd+scd", "lwpwd+scd")
+_COMBINATIONS = ("lwpvd+scd", "lwpwd+scd", "t1+t2")
 
 
 def list_arms() -> list[str]:
