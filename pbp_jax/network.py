@@ -52,8 +52,8 @@ def apply(
     stages: The pipeline.
     params_fwd: The weights that the forward passes meet.
     params_bwd: The weights that the backward passes meet, which carry the
-      gradient. Where it is the very object of `params_fwd`, back-propagation
-      is the plain one.
+      gradient. Where a stage's are the very object that its `params_fwd` are,
+      its back-propagation is the plain one.
     states: The stages' states.
     x: The inputs.
     key: The micro-batch's key; None in evaluation mode.

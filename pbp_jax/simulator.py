@@ -48,8 +48,11 @@ class Simulator:
   The gradients of an update's micro-batches are averaged. A view is the raw
   weights unless the optimizer's state holds a prediction (`predict_params`).
 
-  `jax.grad` through `run` works in reverse mode; forward mode does not, since
-  the passes on two versions have derivative rules of their own.
+  `jax.grad` through `run` (for a hyperparameter, say) works in reverse mode and
+  is right for schedules whose two passes meet the same weights: fill-and-drain
+  and stashed ones. For others it is NOT the derivative of the run, without any
+  error: passes on two versions have derivative rules of their own, which send
+  to the backward's weights what the forward's would get.
 
   Attributes:
     stages: The pipeline, input first (`as_stages`, `pbp.models`).
@@ -101,6 +104,10 @@ class Simulator:
     object.__setattr__(self, "stages", stages_lib.as_stages(self.stages))
     names = diagnostics.check_names(self.diagnostics)
     object.__setattr__(self, "diagnostics", names)
+    for name, optional in (("loss_fn", False), ("batch_fn", True)):
+      value = getattr(self, name)
+      if not callable(value) and not (optional and value is None):
+        raise ValueError(f"{name} must be a function, got {value!r}.")
     if not isinstance(self.schedule, schedules.Schedule):
       raise ValueError(
         "schedule must be a Schedule made by pbp.schedules, got"
@@ -129,7 +136,7 @@ class Simulator:
         f" {self.optimizer!r}."
       )
 
-  # ---- The public functions, compiled; all pure.
+  # ---- The public functions, all pure; init, run and predict are compiled.
 
   def init(self, key: jax.Array, example: PyTree) -> PipelineState:
     """The state before the first micro-batch.
@@ -330,12 +337,19 @@ class Simulator:
       )
 
     def loss_and_gradients(params_fwd, params_bwd):
-      return jax.value_and_grad(
-        lambda params_bwd: self._loss(
-          params_fwd, params_bwd, state.stage_state, key, inputs, targets
-        ),
-        has_aux=True,
-      )(params_bwd)
+      # Differentiation hides that two weights are one object: ask before.
+      is_one = [f is b for f, b in zip(params_fwd, params_bwd, strict=True)]
+
+      def loss(params_bwd):
+        met = tuple(
+          bwd if one else fwd
+          for one, fwd, bwd in zip(is_one, params_fwd, params_bwd, strict=True)
+        )
+        return self._loss(
+          met, params_bwd, state.stage_state, key, inputs, targets
+        )
+
+      return jax.value_and_grad(loss, has_aux=True)(params_bwd)
 
     (loss, (aux, stage_state)), gradients = loss_and_gradients(
       params_fwd, params_bwd
@@ -372,8 +386,19 @@ class Simulator:
       key,
       _BACKWARD.get(self.backward),
     )
-    loss = self.loss_fn(outputs, targets)
-    loss, aux = loss if self.has_aux else (loss, {})
+    loss, aux = self.loss_fn(outputs, targets), {}
+    if self.has_aux:
+      if not isinstance(loss, tuple) or len(loss) != 2:
+        raise ValueError(
+          "loss_fn must return a pair (loss, aux) with has_aux=True, got"
+          f" {loss!r}."
+        )
+      loss, aux = loss
+    elif isinstance(loss, tuple | list | dict):
+      raise ValueError(
+        "loss_fn must return a real scalar, or (loss, aux) with has_aux=True;"
+        f" got {type(loss).__name__} with has_aux=False."
+      )
     if jnp.shape(loss) or not jnp.issubdtype(
       jnp.result_type(loss), jnp.floating
     ):

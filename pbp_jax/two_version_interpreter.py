@@ -267,9 +267,13 @@ def _apply_cond(equation: Any, operands: Sequence[_Value]) -> list[_Value]:
     for branch in equation.params["branches"]
   ]
   results = [jax.eval_shape(branch, list(operands)) for branch in branches]
+  # What the input chooses among weights is a weight; among constants, its own.
   classes = [
-    _highest([_class_of(index), *map(_class_of, values)])
-    for values in zip(*results, strict=True)
+    Activation if kind is object and isinstance(index, Activation) else kind
+    for kind in (
+      _highest(list(map(_class_of, values)))
+      for values in zip(*results, strict=True)
+    )
   ]
   return jax.lax.switch(
     _forward(index),
@@ -283,7 +287,17 @@ def _apply_cond(equation: Any, operands: Sequence[_Value]) -> list[_Value]:
   )
 
 
+def _apply_select(equation: Any, operands: Sequence[_Value]) -> list[_Value]:
+  """Weights that the input chooses between are weights: `vmap` of a `cond`."""
+  if any(isinstance(case, Activation) for case in operands[1:]):
+    return _apply_mixed(equation, operands)
+  forward = _bind(equation, [_forward(operand) for operand in operands])
+  backward = _bind(equation, [_backward(operand) for operand in operands])
+  return [Weight(*pair) for pair in zip(forward, backward, strict=True)]
+
+
 _MIXED_RULES = {
+  "select_n": _apply_select,
   "jit": _apply_inlined,
   "pjit": _apply_inlined,
   "closed_call": _apply_inlined,
