@@ -71,27 +71,25 @@ def predict_along_direction(
     per_stage.check_numbers(backward_horizon, "backward_horizon")
   scalars.check_rate(learning_rate)
 
-  def init_fn(params):
-    count = jnp.zeros([], jnp.int32)
+  def make_state(count, direction):
     return DirectionPredictionState(
       count=count,
       learning_rate=scalars.rate_at(learning_rate, count),
       forward_horizon=scalars.per_leaf(
-        forward_horizon, params, "forward_horizon"
+        forward_horizon, direction, "forward_horizon"
       ),
       backward_horizon=None
       if backward_horizon is None
-      else scalars.per_leaf(backward_horizon, params, "backward_horizon"),
-      direction=optax.tree.zeros_like(params),
+      else scalars.per_leaf(backward_horizon, direction, "backward_horizon"),
+      direction=direction,
     )
+
+  def init_fn(params):
+    zeros = optax.tree.zeros_like(params)
+    return make_state(jnp.zeros([], jnp.int32), zeros)
 
   def update_fn(updates, state, params=None):
     del params
-    count = optax.safe_increment(state.count)
-    return updates, state._replace(
-      count=count,
-      learning_rate=scalars.rate_at(learning_rate, count),
-      direction=updates,
-    )
+    return updates, make_state(optax.safe_increment(state.count), updates)
 
   return optax.GradientTransformation(init_fn, update_fn)

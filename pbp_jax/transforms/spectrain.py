@@ -111,10 +111,9 @@ def spectrain(
       list(range(len(params))), params, "backward_horizon"
     )
 
-  def init_fn(params):
-    count = jnp.zeros([], jnp.int32)
-    delays = scalars.per_leaf(delay, params, "delay")
-    backward = backward_horizons(params)
+  def make_state(count, tree):
+    delays = scalars.per_leaf(delay, tree, "delay")
+    backward = backward_horizons(tree)
     return SpecTrainState(
       count=count,
       learning_rate=scalars.rate_at(learning_rate, count),
@@ -122,11 +121,11 @@ def spectrain(
       backward_horizon=backward,
     )
 
+  def init_fn(params):
+    return make_state(jnp.zeros([], jnp.int32), params)
+
   def update_fn(updates, state, params=None):
     del params
-    count = optax.safe_increment(state.count)
-    return updates, state._replace(
-      count=count, learning_rate=scalars.rate_at(learning_rate, count)
-    )
+    return updates, make_state(optax.safe_increment(state.count), updates)
 
   return optax.GradientTransformation(init_fn, update_fn)

@@ -138,8 +138,10 @@ def linear_weight_prediction(
 
   def update_velocity(updates, state, params=None):
     del params
-    count = optax.safe_increment(state.count)
-    return updates, state._replace(count=count, learning_rate=rate(count))
+    count = jnp.asarray(optax.safe_increment(state.count))
+    return updates, VelocityPredictionState(
+      count, rate(count), horizons(updates)
+    )
 
   def init_weight(params):
     return WeightPredictionState(
@@ -147,8 +149,8 @@ def linear_weight_prediction(
     )
 
   def update_weight(updates, state, params=None):
-    del params
-    return updates, state._replace(last_update=updates)
+    del params, state
+    return updates, WeightPredictionState(horizons(updates), updates)
 
   if form == "velocity":
     return optax.GradientTransformation(init_velocity, update_velocity)
