@@ -33,6 +33,9 @@ from pbp_jax.transforms import reconstructed_weights as reconstructed_weights
 from pbp_jax.transforms import (
   scale_by_asynchronous_nadam as scale_by_asynchronous_nadam,
 )
+from pbp_jax.transforms import (
+  scale_by_basis_rotation as scale_by_basis_rotation,
+)
 from pbp_jax.transforms import scale_by_stage as scale_by_stage
 from pbp_jax.transforms import scale_by_staleness as scale_by_staleness
 from pbp_jax.transforms import shrink_errors as shrink_errors

@@ -18,6 +18,12 @@ from pbp_jax.transforms.asynchronous_nesterov import (
 from pbp_jax.transforms.asynchronous_nesterov import (
   stage_adaptive_momentum as stage_adaptive_momentum,
 )
+from pbp_jax.transforms.basis_rotation import (
+  BasisRotationState as BasisRotationState,
+)
+from pbp_jax.transforms.basis_rotation import (
+  scale_by_basis_rotation as scale_by_basis_rotation,
+)
 from pbp_jax.transforms.clipping import clip_by_stage_norm as clip_by_stage_norm
 from pbp_jax.transforms.delay_compensation import (
   AdaptiveDelayCompensationState as AdaptiveDelayCompensationState,
