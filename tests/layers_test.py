@@ -9,6 +9,7 @@ from jax import lax
 import jax.numpy as jnp
 import numpy as np
 
+from pbp_jax import two_version_vjp
 from pbp_jax.models import convolution, layers, normalization
 
 _NHWC = ("NHWC", "HWIO", "NHWC")
@@ -251,6 +252,36 @@ class GroupNormTest(parameterized.TestCase):
   def test_groups_must_divide_the_channels(self):
     with self.assertRaisesRegex(ValueError, "num_groups must divide.*8.*got 3"):
       normalization.GroupNorm(3).init(jax.random.key(0), jnp.ones((1, 2, 2, 8)))
+
+
+class OtherWeightsTest(parameterized.TestCase):
+  """What these layers save of a forward pass does not depend on weights."""
+
+  @parameterized.named_parameters(
+    ("separable_convolution", layers.conv(4, 3)),
+    ("patch_convolution", layers.conv(4, 3, strides=2)),
+    ("group_norm", normalization.GroupNorm(2)),
+  )
+  def test_saved_backward_reads_the_newest_weights_only(self, layer):
+    (x,) = _draw(0, (2, 6, 6, 4))
+    shapes = jax.eval_shape(layer.init, jax.random.key(0), x)["params"]
+    leaves, treedef = jax.tree.flatten(shapes)
+    forward, backward = (
+      treedef.unflatten(_draw(seed, *(leaf.shape for leaf in leaves)))
+      for seed in (1, 2)
+    )
+    apply = lambda params, x: layer.apply({"params": params}, x)
+    saved = two_version_vjp.saved(apply)
+    y, grads = _value_and_grads(
+      lambda params, x: saved(forward, params, x), backward, x
+    )
+    value, _ = _value_and_grads(apply, forward, x)
+    _, expected = _value_and_grads(apply, backward, x)
+    np.testing.assert_allclose(y, value, rtol=1e-6, atol=1e-6)
+    for a, b in zip(
+      jax.tree.leaves(grads), jax.tree.leaves(expected), strict=True
+    ):
+      np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
 
 
 class PoolTest(parameterized.TestCase):

@@ -6,6 +6,8 @@ at batch one, where Batch Normalization can't.
 """
 
 from collections.abc import Callable
+import functools
+import math
 
 from flax import linen as nn
 import jax
@@ -22,17 +24,8 @@ class GroupNorm(nn.Module):
 
   with mean :math:`\mu_g` and variance :math:`\sigma_g^2` over all positions
   of a sample and the channels of the group :math:`g` that holds the channel
-  :math:`c`. Parameters and values are those of `flax.linen.GroupNorm`. Two
-  things differ:
-
-  - sums are first taken for each channel over the positions and then pooled
-    over the channels of a group: XLA is slow on a CPU at reducing over an
-    array that is reshaped to split the channels;
-  - the variance is the mean of squared deviations, which can't be negative
-    and keeps its digits where the mean is large (as with linen's
-    `use_fast_variance=False`), and :math:`\gamma` multiplies what is
-    normalised, so that a backward pass on other weights meets it in one
-    product only.
+  :math:`c`. Parameters and values are those of `flax.linen.GroupNorm` with
+  `use_fast_variance=False`; `group_norm` computes them.
 
   Attributes:
     num_groups: Number of groups; must divide the number of channels.
@@ -66,26 +59,110 @@ class GroupNorm(nn.Module):
       )
     scale = self.param("scale", self.scale_init, (channels,))
     bias = self.param("bias", self.bias_init, (channels,))
-    dtype = jnp.result_type(x, scale, bias)
-    y = _normalize(
-      x.astype(jnp.promote_types(x.dtype, jnp.float32)),
-      self.num_groups,
-      self.epsilon,
-    )
-    per_channel = (1,) * (x.ndim - 1) + (channels,)
-    y = y * scale.reshape(per_channel) + bias.reshape(per_channel)
-    return y.astype(dtype)
+    return group_norm(x, scale, bias, self.num_groups, self.epsilon)
 
 
-def _normalize(x: jax.Array, num_groups: int, epsilon: float) -> jax.Array:
-  batch, channels = x.shape[0], x.shape[-1]
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+def group_norm(
+  x: jax.Array,
+  scale: jax.Array,
+  bias: jax.Array,
+  num_groups: int,
+  epsilon: float,
+) -> jax.Array:
+  r"""The function of `GroupNorm`, with a derivative rule for speed.
+
+  Sums are first taken for each channel over the positions and then pooled over
+  the channels of a group: XLA is slow on a CPU at reducing over an array that
+  is reshaped to split the channels. The variance is the mean of squared
+  deviations: it can't be negative, and it keeps its digits where the mean is
+  large. With :math:`\hat x` for what is normalised, :math:`\dot y` for the
+  cotangent and :math:`\langle \cdot \rangle_g` for the mean over a group,
+
+  .. math::
+
+    \dot x = \frac{\gamma_c \dot y - \langle \gamma \dot y \rangle_g
+    - \hat x \langle \gamma \dot y \hat x \rangle_g}
+    {\sqrt{\sigma_g^2 + \epsilon}},
+
+  whose means follow from the same two sums a channel as the gradients of
+  :math:`\gamma` and :math:`\beta`. Half precision is computed in single.
+
+  Args:
+    x: The input, of shape (batch, ..., channels).
+    scale: :math:`\gamma`, of shape (channels,).
+    bias: :math:`\beta`, of shape (channels,).
+    num_groups: Number of groups, a divisor of the channels. Static.
+    epsilon: Added to the variance. Static.
+
+  Returns:
+    An array like x, of the type that x, scale and bias promote to.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> from pbp_jax.models import normalization
+    >>> x = jnp.array([[1.0, 3.0, 10.0, 30.0]])
+    >>> y = normalization.group_norm(x, jnp.ones(4), jnp.zeros(4), 1, 1e-6)
+    >>> print(y.round(2))
+    [[-0.87 -0.7  -0.09  1.66]]
+  """
+  return _forward(x, scale, bias, num_groups, epsilon)[0]
+
+
+def _forward(x, scale, bias, num_groups, epsilon):
+  dtype = jnp.result_type(x, scale, bias)
+  mean = _pooled_mean(_in_single(x), num_groups)
+  deviation = _in_single(x) - mean
+  variance = _pooled_mean(jnp.square(deviation), num_groups)
+  factor = lax.rsqrt(variance + epsilon)
+  y = deviation * (factor * _per_channel(scale, x)) + _per_channel(bias, x)
+  return y.astype(dtype), (x, mean, factor, scale, bias)
+
+
+def _backward(num_groups, epsilon, residuals, cotangent):
+  del epsilon
+  x, mean, factor, scale, bias = residuals
   positions = tuple(range(1, x.ndim - 1))
+  deviation = _in_single(x) - mean
+  cotangent = _in_single(cotangent)
+  sums = cotangent.sum(positions, keepdims=True)
+  products = (cotangent * deviation).sum(positions, keepdims=True) * factor
+  scale_per_channel = _per_channel(scale, x)
+  count = math.prod(x.shape[1:-1])
+  mean_cotangent = _pool(scale_per_channel * sums, num_groups) / count
+  mean_product = _pool(scale_per_channel * products, num_groups) / count
+  dx = (
+    cotangent * (factor * scale_per_channel)
+    - deviation * (mean_product * jnp.square(factor))
+    - mean_cotangent * factor
+  )
+  others = tuple(range(x.ndim - 1))
+  return (
+    dx.astype(x.dtype),
+    products.sum(others).astype(scale.dtype),
+    sums.sum(others).astype(bias.dtype),
+  )
 
-  def mean(x):
-    per_channel = x.mean(positions, keepdims=True)
-    grouped = per_channel.reshape(batch, num_groups, channels // num_groups)
-    pooled = grouped.mean(axis=-1, keepdims=True)
-    return jnp.broadcast_to(pooled, grouped.shape).reshape(per_channel.shape)
 
-  deviation = x - mean(x)
-  return deviation * lax.rsqrt(mean(jnp.square(deviation)) + epsilon)
+group_norm.defvjp(_forward, _backward)
+
+
+def _in_single(x: jax.Array) -> jax.Array:
+  return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+
+
+def _per_channel(vector: jax.Array, x: jax.Array) -> jax.Array:
+  return _in_single(vector).reshape((1,) * (x.ndim - 1) + vector.shape)
+
+
+def _pooled_mean(x: jax.Array, num_groups: int) -> jax.Array:
+  """The mean of a sample's group, for each channel: (batch, 1, ..., c)."""
+  return _pool(x.mean(tuple(range(1, x.ndim - 1)), keepdims=True), num_groups)
+
+
+def _pool(x: jax.Array, num_groups: int) -> jax.Array:
+  """The mean over the channels of a group, for each channel."""
+  batch, channels = x.shape[0], x.shape[-1]
+  grouped = x.reshape(batch, num_groups, channels // num_groups)
+  pooled = grouped.mean(axis=-1, keepdims=True)
+  return jnp.broadcast_to(pooled, grouped.shape).reshape(x.shape)
