@@ -27,7 +27,7 @@ import rich
 
 from experiments import config_flags, plans, reporting, results, runner
 import pbp_jax as pbp
-from pbp_jax import data, plotting
+from pbp_jax import data, plotting, wires
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -204,7 +204,10 @@ def make_stages(config: Config) -> tuple[pbp.Stage, ...]:
       f"num_stages must be 0 with model={config.model!r}, whose name says its"
       f" depth, got {config.num_stages}."
     )
-  return pbp.models.get(config.model, **given)
+  stages = pbp.models.get(config.model, **given)
+  # A deep chain of residual blocks compiles to a quadratic program otherwise.
+  is_chain = config.model == "residual_mlp"
+  return wires.isolate_stages(stages) if is_chain else stages
 
 
 def make_arms(
