@@ -31,9 +31,9 @@ def reconstructed_weights(
       parameters.
 
   References:
-    Unnikrishnan and Parhi, LayerPipe2, arXiv 2512.08160; as published; not
-    re-read at the source. That the average is of whole updates, rates
-    included, is our reading.
+    Unnikrishnan and Parhi, LayerPipe2, arXiv 2512.08160;
+    as published; not re-read at the source. That the average is of whole
+    updates, rates included, is our reading.
 
   Example:
     >>> import jax.numpy as jnp
