@@ -74,15 +74,10 @@ def results_table(results: Mapping[str, Any]) -> rich_table.Table:
 def arms_table() -> rich_table.Table:
   """What arms there are, and what their words mean."""
   table = rich_table.Table(title="Words of an arm's name, joined by +")
-  table.add_column("word")
-  table.add_column("meaning")
-  for name, base in pbp.presets.BASES.items():
-    table.add_row(name, base.description)
-  table.add_section()
-  for name, meaning in pbp.presets.CONSISTENCIES.items():
-    table.add_row(f"+{name}", meaning)
-  for name, mitigation in pbp.presets.MITIGATIONS.items():
-    table.add_row(f"+{name}", mitigation.formula)
+  for column in ("word", "meaning", "source"):
+    table.add_column(column)
+  for row in pbp.presets.describe_arms():
+    table.add_row(*row)
   table.caption = "Common arms: " + ", ".join(pbp.presets.list_arms())
   return table
 

@@ -150,10 +150,9 @@ def prepare(config: Config) -> Job:
   stages = make_stages(config)
   dataset = data.load(config.dataset, config.data_dir or None)
   num_train = len(dataset.train_images)
-  arms = make_arms(config, len(stages), num_train)
-  return Job(
-    config, workdir, stages, dataset, arms, make_plan(config, num_train)
-  )
+  plan = make_plan(config, num_train)
+  arms = make_arms(config, len(stages), num_train, plan.total_samples)
+  return Job(config, workdir, stages, dataset, arms, plan)
 
 
 def execute(
@@ -211,7 +210,7 @@ def make_stages(config: Config) -> tuple[pbp.Stage, ...]:
 
 
 def make_arms(
-  config: Config, num_stages: int, num_examples: int
+  config: Config, num_stages: int, num_examples: int, total_samples: int
 ) -> list[pbp.presets.Arm]:
   """The arms, their hyperparameters scaled to the samples of one update."""
   scaled = pbp.scale_hyperparameters(
@@ -238,6 +237,7 @@ def make_arms(
       momentum=scaled.momentum,
       weight_decay=config.weight_decay,
       update_interval=config.update_interval,
+      num_updates=total_samples // config.update_interval,
     )
     for name in config.arms
   ]

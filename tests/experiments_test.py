@@ -267,7 +267,9 @@ class SampleOrderTest(parameterized.TestCase):
 class HyperparametersTest(parameterized.TestCase):
   def _first_updates(self, count, **changes):
     config = dataclasses.replace(_SMALL, arms=("sgdm",), **changes)
-    (arm,) = train.make_arms(config, num_stages=1, num_examples=2)
+    (arm,) = train.make_arms(
+      config, num_stages=1, num_examples=2, total_samples=2
+    )
     params = (jnp.ones(()),)
     state = arm.optimizer.init(params)
     updates = []
@@ -334,7 +336,7 @@ class TrainingTest(parameterized.TestCase):
     """Seed 1 of an arm, here alone and with the arm's own optimizer."""
     stages = train.make_stages(_SMALL)
     dataset = data.load("digits")
-    arm = train.make_arms(_SMALL, len(stages), 1437)[index]
+    arm = train.make_arms(_SMALL, len(stages), 1437, 60)[index]
     simulator = pbp.Simulator(
       stages,
       lambda y, t: optax.softmax_cross_entropy_with_integer_labels(y, t).mean(),
@@ -434,7 +436,7 @@ class DivergenceTest(parameterized.TestCase):
     super().setUpClass()
     cls.stages = train.make_stages(_SMALL)
     cls.dataset = data.load("digits")
-    arms = train.make_arms(_SMALL, len(cls.stages), 1437)[1:]
+    arms = train.make_arms(_SMALL, len(cls.stages), 1437, 60)[1:]
     # The first update of this arm makes all weights NaN; of the stages with
     # weights the output is the last, with a delay of 2, so sample 3 meets them.
     nan = {**arms[1].numbers, "a": np.full(len(cls.stages), np.nan)}
