@@ -254,6 +254,32 @@ class GroupNormTest(parameterized.TestCase):
       normalization.GroupNorm(3).init(jax.random.key(0), jnp.ones((1, 2, 2, 8)))
 
 
+class LayerNormTest(parameterized.TestCase):
+  @parameterized.named_parameters(("batch", (3, 8)), ("images", (2, 4, 5, 8)))
+  def test_value_and_gradient_equal_linen(self, shape):
+    (x,) = _draw(0, shape)
+    theirs = nn.LayerNorm(
+      use_scale=False, use_bias=False, use_fast_variance=False
+    )
+    for a, b in zip(
+      jax.tree.leaves(_value_and_grads(normalization.layer_norm, x)),
+      jax.tree.leaves(_value_and_grads(lambda x: theirs.apply({}, x), x)),
+      strict=True,
+    ):
+      np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+
+  def test_a_large_mean_costs_no_digits(self):
+    (x,) = _draw(0, (1, 64))
+    x = jnp.round(8 * x) / 8
+    norm = jax.jit(normalization.layer_norm)
+    np.testing.assert_allclose(norm(x + 1e4), norm(x), atol=1e-2)
+
+  def test_a_constant_input_gives_zero(self):
+    y, grads = _value_and_grads(normalization.layer_norm, jnp.full((1, 4), 7.0))
+    np.testing.assert_array_equal(y, jnp.zeros((1, 4)))
+    self.assertTrue(jnp.isfinite(grads[0]).all())
+
+
 class OtherWeightsTest(parameterized.TestCase):
   """What these layers save of a forward pass does not depend on weights."""
 

@@ -1,8 +1,14 @@
-"""Group Normalization that is fast at batch one on a CPU.
+"""Normalisation that is fast at batch one on a CPU.
 
 Group Normalization (Wu and He, "Group Normalization", 2018,
 https://arxiv.org/abs/1803.08494) normalises each sample by itself, so it works
-at batch one, where Batch Normalization can't.
+at batch one, where Batch Normalization can't. Layer Normalization (Ba et al.,
+"Layer Normalization", 2016, https://arxiv.org/abs/1607.06450) is the same with
+one group.
+
+Both have a derivative rule of their own. It takes fewer sums, and it keeps XLA
+from fusing the sums of residual branches into every sum of the backward pass,
+which made a chain of 31 residual blocks several times slower.
 """
 
 from collections.abc import Callable
@@ -145,6 +151,51 @@ def _backward(num_groups, epsilon, residuals, cotangent):
 
 
 group_norm.defvjp(_forward, _backward)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def layer_norm(x: jax.Array, epsilon: float = 1e-6) -> jax.Array:
+  """Layer Normalization over the last axis, without parameters.
+
+  As `flax.linen.LayerNorm(use_scale=False, use_bias=False,
+  use_fast_variance=False)`; the rule is that of `group_norm` with one group.
+
+  Args:
+    x: The input, of shape (..., features).
+    epsilon: Added to the variance. Static.
+
+  Returns:
+    An array like x.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> from pbp_jax.models import normalization
+    >>> print(normalization.layer_norm(jnp.array([1.0, 3.0])).round(3))
+    [-1.  1.]
+  """
+  return _layer_forward(x, epsilon)[0]
+
+
+def _layer_forward(x, epsilon):
+  mean = _in_single(x).mean(axis=-1, keepdims=True)
+  deviation = _in_single(x) - mean
+  variance = jnp.square(deviation).mean(axis=-1, keepdims=True)
+  factor = lax.rsqrt(variance + epsilon)
+  return (deviation * factor).astype(x.dtype), (x, mean, factor)
+
+
+def _layer_backward(epsilon, residuals, cotangent):
+  del epsilon
+  x, mean, factor = residuals
+  y = (_in_single(x) - mean) * factor
+  cotangent = _in_single(cotangent)
+  mean_cotangent = cotangent.mean(axis=-1, keepdims=True)
+  mean_product = (cotangent * y).mean(axis=-1, keepdims=True)
+  dx = factor * (cotangent - mean_cotangent - y * mean_product)
+  return (dx.astype(x.dtype),)
+
+
+layer_norm.defvjp(_layer_forward, _layer_backward)
 
 
 def _in_single(x: jax.Array) -> jax.Array:

@@ -8,7 +8,7 @@ from flax import linen as nn
 import jax
 
 from pbp_jax import stages
-from pbp_jax.models import layers
+from pbp_jax.models import layers, normalization
 
 
 def residual_mlp(
@@ -61,10 +61,6 @@ def residual_mlp(
   )
 
 
-def _norm() -> nn.LayerNorm:
-  return nn.LayerNorm(use_bias=False, use_scale=False, use_fast_variance=False)
-
-
 class _Input(nn.Module):
   """Flattens and maps to the network's width."""
 
@@ -85,7 +81,7 @@ class _Block(nn.Module):
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
     dense = nn.Dense(x.shape[-1], kernel_init=layers.he_normal)
-    return x + dense(nn.relu(_norm()(x)))
+    return x + dense(nn.relu(normalization.layer_norm(x)))
 
 
 class _Output(nn.Module):
@@ -95,4 +91,4 @@ class _Output(nn.Module):
 
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
-    return nn.Dense(self.num_classes)(nn.relu(_norm()(x)))
+    return nn.Dense(self.num_classes)(nn.relu(normalization.layer_norm(x)))
