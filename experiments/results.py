@@ -121,11 +121,15 @@ class Workdir:
     path: The folder.
     config: The run's configuration as JSON would give it back.
     finished: The results, if the run has ended before; else None.
+    versions: What runs, as of the claim: the checkout may move on meanwhile.
   """
 
   path: pathlib.Path
   config: Mapping[str, Any]
   finished: Mapping[str, Any] | None = None
+  versions: Mapping[str, Any] = dataclasses.field(
+    default_factory=lambda: versions()
+  )
 
   @classmethod
   def claim(cls, path: str | os.PathLike, config: Any) -> "Workdir":
@@ -181,7 +185,7 @@ class Workdir:
     results = {
       "status": status,
       "config": dict(self.config),
-      "versions": versions(),
+      "versions": dict(self.versions),
       "arms": {name: arm.as_json() for name, arm in arms.items()},
     }
     text = json.dumps(results, indent=1, allow_nan=False) + "\n"
