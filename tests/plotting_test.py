@@ -1,0 +1,82 @@
+import subprocess
+import sys
+
+from absl.testing import absltest, parameterized
+import numpy as np
+
+from pbp_jax import plotting
+
+
+def _curve(**changes):
+  return {
+    "samples": [10, 20, 30],
+    "loss": [[3.0, 2.0, 1.0], [2.5, 1.0, 0.5], [1.0, None, None]],
+    "accuracy_samples": [15, 30],
+    "accuracy": [[0.2, 0.6], [0.4, 0.8], [None, None]],
+    **changes,
+  }
+
+
+def _axes(curves, **options):
+  return plotting.training_curves(curves, **options).axes
+
+
+class TrainingCurvesTest(parameterized.TestCase):
+  def test_line_is_the_median_of_the_seeds_that_have_a_value(self):
+    (line,) = _axes({"pb": _curve()})[0].get_lines()
+    np.testing.assert_allclose(
+      line.get_xydata(), [(10, 2.5), (20, 1.5), (30, 0.75)]
+    )
+
+  def test_band_reaches_from_the_lowest_to_the_highest_seed(self):
+    (band,) = _axes({"pb": _curve()})[0].collections
+    (path,) = band.get_paths()
+    corners = {tuple(corner) for corner in path.vertices.tolist()}
+    self.assertContainsSubset({(10, 1), (10, 3), (20, 1), (20, 2)}, corners)
+    self.assertContainsSubset({(30, 0.5), (30, 1)}, corners)
+
+  def test_accuracy_is_in_percent_at_its_own_places(self):
+    (line,) = _axes({"pb": _curve()})[1].get_lines()
+    np.testing.assert_allclose(line.get_xydata(), [(15, 30), (30, 70)])
+
+  def test_every_arm_is_named_and_looks_different(self):
+    axes = _axes({f"arm{i}": _curve() for i in range(20)})
+    labels = [text.get_text() for text in axes[1].get_legend().get_texts()]
+    self.assertEqual(labels, [f"arm{i}" for i in range(20)])
+    looks = {(x.get_color(), x.get_linestyle()) for x in axes[0].get_lines()}
+    self.assertLen(looks, 20)
+
+  def test_chance_loss_is_marked(self):
+    lines = _axes({"pb": _curve()}, chance_loss=2.3)[0].get_lines()
+    self.assertLen(lines, 2)
+    self.assertEqual(set(lines[1].get_ydata()), {2.3})
+
+  def test_arm_that_diverged_at_once_can_be_drawn(self):
+    nothing = _curve(loss=[[None] * 3] * 2, accuracy=[[None] * 2] * 2)
+    figure = plotting.training_curves({"pb": _curve(), "bad": nothing})
+    figure.canvas.draw()
+    self.assertLen(figure.axes[0].get_lines(), 2)
+
+  def test_no_curves_are_refused(self):
+    with self.assertRaisesRegex(ValueError, "at least one arm, got none"):
+      plotting.training_curves({})
+
+  def test_wrong_number_of_points_is_refused(self):
+    with self.assertRaisesRegex(
+      ValueError, r"curves\['pb'\] .*\[seeds, 2\].* got shape \(3, 3\)"
+    ):
+      plotting.training_curves({"pb": _curve(samples=[10, 20])})
+
+  def test_import_needs_no_matplotlib_and_drawing_no_pyplot(self):
+    code = (
+      "import sys; from pbp_jax import plotting;"
+      "assert 'matplotlib' not in sys.modules;"
+      "plotting.training_curves({'pb': {'samples': [1], 'loss': [[1.0]],"
+      " 'accuracy_samples': [1], 'accuracy': [[1.0]]}});"
+      "assert 'matplotlib.pyplot' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+if __name__ == "__main__":
+  absltest.main()
