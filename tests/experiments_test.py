@@ -52,7 +52,7 @@ class ConfigFlagsTest(parameterized.TestCase):
       numbers: Numbers.
 
     Example:
-      other: no field.
+      name: no description.
     """
 
     name: str = "a"
@@ -86,6 +86,7 @@ class ConfigFlagsTest(parameterized.TestCase):
     values = flags.FlagValues()
     config_flags.define(self.Config, values)
     self.assertEqual(values["count"].help, "A count, described on two lines.")
+    self.assertEqual(values["name"].help, "A name.")
 
   def test_unknown_flag_fails(self):
     with self.assertRaises(flags.UnrecognizedFlagError):
@@ -331,9 +332,9 @@ class TrainingTest(parameterized.TestCase):
       (call.args[1], list(call.args[2])) for call in write.call_args_list
     ]
 
-  @parameterized.named_parameters(("sgdm", 0), ("beside_another_arm", 2))
-  def test_arm_and_seed_is_a_plain_simulator_run(self, index):
-    """Seed 1 of an arm, here alone and with the arm's own optimizer."""
+  @parameterized.named_parameters(("sgdm", 0, 1), ("beside_another_arm", 2, 0))
+  def test_arm_and_seed_is_a_plain_simulator_run(self, index, seed):
+    """Here alone, and with the arm's own optimizer."""
     stages = train.make_stages(_SMALL)
     dataset = data.load("digits")
     arm = train.make_arms(_SMALL, len(stages), 1437, 60)[index]
@@ -343,7 +344,7 @@ class TrainingTest(parameterized.TestCase):
       arm.optimizer,
       arm.schedule,
     )
-    key = jax.random.key(1)
+    key = jax.random.key(seed)
     key_epoch = jax.random.fold_in(jax.random.fold_in(key, 1), 0)
     order = np.asarray(data.epoch_order(key_epoch, 1437))[:60, None]
     state = simulator.init(jax.random.fold_in(key, 0), dataset.example)
@@ -352,7 +353,7 @@ class TrainingTest(parameterized.TestCase):
     )
     entry = self.found["arms"][arm.name]
     np.testing.assert_allclose(
-      entry["curve"]["loss"][1],
+      entry["curve"]["loss"][seed],
       metrics["loss"].reshape(3, 20).mean(1),
       rtol=1e-4,
     )
@@ -360,10 +361,12 @@ class TrainingTest(parameterized.TestCase):
     loss = optax.softmax_cross_entropy_with_integer_labels(
       outputs, dataset.train_labels
     )
-    np.testing.assert_allclose(entry["final_loss"][1], loss.mean(), rtol=1e-4)
+    np.testing.assert_allclose(
+      entry["final_loss"][seed], loss.mean(), rtol=1e-4
+    )
     guess = simulator.predict(state.params, dataset.test_images).argmax(-1)
     np.testing.assert_allclose(
-      entry["final_accuracy"][1], (guess == dataset.test_labels).mean()
+      entry["final_accuracy"][seed], (guess == dataset.test_labels).mean()
     )
 
   def test_loss_falls(self):
