@@ -113,7 +113,7 @@ class Config:
 
 def smoke_version(config: Config) -> Config:
   """The same run, shrunk: a few stages, samples and seeds."""
-  small = {"seeds": min(config.seeds, 2), "max_samples": 300}
+  small = {"seeds": min(config.seeds, 3), "max_samples": 300}
   if config.model == "residual_mlp":
     small.update(num_stages=6, width=8)
   return dataclasses.replace(config, **small)
