@@ -4,6 +4,7 @@ from pbp_jax import diagnostics as diagnostics
 from pbp_jax import models as models
 from pbp_jax import presets as presets
 from pbp_jax import schedules as schedules
+from pbp_jax.backward_state import BackwardState as BackwardState
 from pbp_jax.hyperparameters import (
   scale_hyperparameters as scale_hyperparameters,
 )
@@ -11,6 +12,7 @@ from pbp_jax.simulator import PipelineState as PipelineState
 from pbp_jax.simulator import Simulator as Simulator
 from pbp_jax.stages import Stage as Stage
 from pbp_jax.stages import as_stages as as_stages
+from pbp_jax.stages import stateful_stage as stateful_stage
 from pbp_jax.transforms import (
   adaptive_delay_compensation as adaptive_delay_compensation,
 )

@@ -21,6 +21,7 @@ import numpy as np
 import optax
 
 from pbp_jax import (
+  backward_state,
   diagnostics,
   network,
   schedules,
@@ -340,20 +341,22 @@ class Simulator:
       # Differentiation hides that two weights are one object: ask before.
       is_one = [f is b for f, b in zip(params_fwd, params_bwd, strict=True)]
 
-      def loss(params_bwd):
+      def loss(params_bwd, backward_states):
         met = tuple(
           bwd if one else fwd
           for one, fwd, bwd in zip(is_one, params_fwd, params_bwd, strict=True)
         )
-        return self._loss(
-          met, params_bwd, state.stage_state, key, inputs, targets
-        )
+        stage_state = backward_state.put(state.stage_state, backward_states)
+        return self._loss(met, params_bwd, stage_state, key, inputs, targets)
 
-      return jax.value_and_grad(loss, has_aux=True)(params_bwd)
+      return jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(
+        params_bwd, backward_state.get(state.stage_state)
+      )
 
-    (loss, (aux, stage_state)), gradients = loss_and_gradients(
-      params_fwd, params_bwd
+    (loss, (aux, stage_state)), (gradients, backward_states) = (
+      loss_and_gradients(params_fwd, params_bwd)
     )
+    stage_state = backward_state.put(stage_state, backward_states)
     measured = diagnostics.measure(
       self.diagnostics,
       lags=jnp.minimum(jnp.asarray(lags), version),
@@ -363,7 +366,7 @@ class Simulator:
       gradients=gradients,
       make_fresh_gradients=lambda: loss_and_gradients(
         state.params, state.params
-      )[1],
+      )[1][0],
     )
     state = self._update(
       state.replace(

@@ -17,6 +17,8 @@ from flax import nnx
 import jax
 import jax.numpy as jnp
 
+from pbp_jax import backward_state
+
 # Any pytree of arrays: parameters, activations, targets, states.
 PyTree = Any
 
@@ -38,7 +40,8 @@ class Stage:
       the same in a micro-batch's forward pass and its recomputation.
     init_state: `init_state(key, x) -> state`, for a stage with a state that
       advances in the order of the micro-batches, such as the statistics of
-      Online Normalization. None for a stage without a state.
+      Online Normalization; what the backward pass is to advance is wrapped in
+      `BackwardState`. None for a stage without a state.
     name: What errors and tables call the stage.
 
   Example:
@@ -138,6 +141,55 @@ def as_stages(layers: Iterable[Any]) -> tuple[Stage, ...]:
   return stages
 
 
+def with_params(
+  stages: Iterable[Stage], params: Sequence[PyTree]
+) -> tuple[Stage, ...]:
+  """The pipeline that starts from given weights, whatever the key.
+
+  Args:
+    stages: A pipeline.
+    params: Its weights, one pytree a stage, such as `state.params` of an
+      earlier run.
+
+  Returns:
+    The stages. Initialising one raises a ValueError if its weights don't have
+    the structure and shapes that it would draw.
+
+  Raises:
+    ValueError: If there are not as many weights as stages.
+
+  Example:
+    >>> from flax import linen as nn
+    >>> import jax, jax.numpy as jnp
+    >>> import pbp_jax as pbp
+    >>> stages = pbp.as_stages([nn.Dense(1, use_bias=False)])
+    >>> stages = pbp.with_params(stages, [{"kernel": jnp.ones((2, 1))}])
+    >>> params = stages[0].init(jax.random.key(0), jnp.zeros((1, 2)))
+    >>> print(params["kernel"].T)
+    [[1. 1.]]
+  """
+  stages = tuple(stages)
+  if len(stages) != len(params):
+    raise ValueError(
+      f"params must have one entry a stage, {len(stages)}, got {len(params)}."
+    )
+  return tuple(map(_with_params, stages, params))
+
+
+def _with_params(stage: Stage, params: PyTree) -> Stage:
+  def init(key, x):
+    drawn = jax.eval_shape(stage.init, key, x)
+    shapes = lambda tree: jax.tree.map(jnp.shape, tree)
+    if shapes(params) != shapes(drawn):
+      raise ValueError(
+        f"params of stage {stage.name} must have the shapes {shapes(drawn)},"
+        f" got {shapes(params)}."
+      )
+    return params
+
+  return dataclasses.replace(stage, init=init)
+
+
 def _as_stage(layer: Any, index: int) -> Stage:
   if isinstance(layer, Stage):
     return layer
@@ -201,7 +253,8 @@ def _refuse_variables(name: str, kinds: Sequence[str]) -> None:
       f"{name} keeps variables other than parameters: {', '.join(kinds)}."
       " A stage may hold parameters only. Batch Normalization's running"
       " statistics can't be simulated (the paper trains at batch one):"
-      " use GroupNorm or LayerNorm, or a pbp.Stage with init_state."
+      " use GroupNorm, LayerNorm or Online Normalization, or write the state as"
+      " pbp.stateful_stage or a pbp.Stage with init_state takes it."
     )
 
 
@@ -212,7 +265,103 @@ _TRAIN_ARGUMENTS = {"deterministic": False, "train": True, "training": True}
 
 def _linen_stage(module: nn.Module) -> Stage:
   name = module.name or type(module).__name__
-  switch = next(
+  switch = _train_argument(module)
+
+  def init(key, x):
+    variables = module.init(key, x, **_mode(switch, train=False))
+    _refuse_variables(name, sorted(set(variables) - {"params"}))
+    return variables.get("params", {})
+
+  def apply(params, x, key=None):
+    return module.apply(
+      {"params": params},
+      x,
+      rngs=_rngs(key),
+      **_mode(switch, train=key is not None),
+    )
+
+  return Stage(init, apply, stochastic=switch is not None, name=name)
+
+
+def stateful_stage(module: nn.Module) -> Stage:
+  """Makes a stage of a linen module that keeps a state.
+
+  The module's variables of the collection `forward_state` advance in the
+  forward passes of the micro-batches; those of `backward_state` are handed to
+  it as a `BackwardState`, and advance in the backward passes.
+  `models.online_normalization` is an example of both.
+
+  Args:
+    module: The module. It may hold no such variables: its state is then empty.
+
+  Returns:
+    The stage; stochastic if `as_stages` would make it so.
+
+  Raises:
+    ValueError: When initialised, if the module keeps variables of any other
+      collection.
+
+  Example:
+    >>> from flax import linen as nn
+    >>> import jax, jax.numpy as jnp
+    >>> import pbp_jax as pbp
+    >>> class Counter(nn.Module):
+    ...   @nn.compact
+    ...   def __call__(self, x):
+    ...     seen = self.variable("forward_state", "seen", lambda: 0)
+    ...     if not self.is_initializing():
+    ...       seen.value += 1
+    ...     return x
+    >>> stage = pbp.stateful_stage(Counter())
+    >>> state = stage.init_state(jax.random.key(0), jnp.ones(3))
+    >>> y, state = stage.apply({}, state, jnp.ones(3))
+    >>> state["forward_state"]["seen"]
+    1
+  """
+  name = module.name or type(module).__name__
+  switch = _train_argument(module)
+
+  def variables_of(key, x):
+    variables = module.init(key, x, **_mode(switch, train=False))
+    kinds = {"params", "forward_state", "backward_state"}
+    _refuse_variables(name, sorted(set(variables) - kinds))
+    return variables
+
+  def init_state(key, x):
+    variables = variables_of(key, x)
+    return {
+      "forward_state": variables.get("forward_state", {}),
+      "backward_state": backward_state.BackwardState(
+        variables.get("backward_state", {})
+      ),
+    }
+
+  def apply(params, state, x, key=None):
+    y, changed = module.apply(
+      {
+        "params": params,
+        "forward_state": state["forward_state"],
+        "backward_state": state["backward_state"].value,
+      },
+      x,
+      rngs=_rngs(key),
+      mutable=["forward_state"],
+      **_mode(switch, train=key is not None),
+    )
+    return y, {**state, **changed}
+
+  return Stage(
+    init=lambda key, x: variables_of(key, x).get("params", {}),
+    apply=apply,
+    stochastic=switch is not None,
+    init_state=init_state,
+    name=name,
+  )
+
+
+def _train_argument(module: nn.Module) -> str | None:
+  """The argument that tells a linen module whether it trains, if it has one."""
+  return next(
     (
       argument
       for argument in inspect.signature(module.__call__).parameters
@@ -222,23 +371,15 @@ def _linen_stage(module: nn.Module) -> Stage:
     None,
   )
 
-  def mode(train: bool) -> dict[str, Any]:
-    if switch is None:
-      return {}
-    return {switch: _TRAIN_ARGUMENTS[switch] == train}
 
-  def init(key, x):
-    variables = module.init(key, x, **mode(train=False))
-    _refuse_variables(name, sorted(set(variables) - {"params"}))
-    return variables.get("params", {})
+def _mode(argument: str | None, train: bool) -> dict[str, Any]:
+  if argument is None:
+    return {}
+  return {argument: _TRAIN_ARGUMENTS[argument] == train}
 
-  def apply(params, x, key=None):
-    rngs = None if key is None else {"dropout": key}
-    return module.apply(
-      {"params": params}, x, rngs=rngs, **mode(train=key is not None)
-    )
 
-  return Stage(init, apply, stochastic=switch is not None, name=name)
+def _rngs(key: jax.Array | None) -> dict[str, jax.Array] | None:
+  return None if key is None else {"dropout": key}
 
 
 def _nnx_stage(given: Any, index: int) -> Stage:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pbp_jax import models
+from pbp_jax import backward_state, models, network
 
 # As many as the paper has, as recalled; the laws are 9n + 7, 2 conv + 13 and
 # 16 * 4 + 14.
@@ -290,6 +290,34 @@ class ModelsTest(parameterized.TestCase):
     self.assertEqual(seen[0], (4, 8))
     self.assertEqual(seen[-1], (4, 32))
 
+  def test_group_size_at_the_first_width_may_be_chosen(self):
+    x = jnp.zeros((1, 8, 8, 3))
+    init, apply = _compose(models.resnet(depth=8, width=8, group_size=4), x)
+    seen = []
+    with nn.intercept_methods(_record_groups(seen)):
+      jax.eval_shape(apply, jax.eval_shape(init, jax.random.key(0)), x)
+    self.assertEqual({groups for groups, _ in seen}, {2})
+
+  @parameterized.named_parameters(
+    # 7 norms: two in each of three blocks, and the last.
+    ("resnet", "resnet8", 7),
+    # Three norms in each of 16 bottleneck blocks, and the last.
+    ("resnet50", "resnet50", 49),
+    # One after each of 8 convolutions.
+    ("vgg", "vgg11", 8),
+  )
+  def test_online_normalization_gives_each_norm_a_state(self, name, count):
+    pipeline = models.get(name, width=4, normalization="online")
+    _, states = jax.eval_shape(
+      functools.partial(network.init, pipeline),
+      jax.random.key(0),
+      jnp.zeros((1, 32, 32, 3)),
+    )
+    values = [
+      value for value in backward_state.get(states) if jax.tree.leaves(value)
+    ]
+    self.assertLen(values, count)
+
   def test_no_normalization_leaves_no_scales(self):
     params, _ = _shapes(
       models.resnet(depth=8, width=4, normalization="none"), (1, 8, 8, 3)
@@ -322,13 +350,25 @@ class ModelsTest(parameterized.TestCase):
   @parameterized.named_parameters(
     ("depth_7", models.resnet, {"depth": 7}, r"depth must be 6n \+ 2.*got 7"),
     ("depth_2", models.resnet, {"depth": 2}, r"depth must be 6n \+ 2.*got 2"),
-    ("odd_width", models.resnet, {"width": 5}, "width must.*even.*got 5"),
-    ("zero_width", models.resnet18, {"width": 0}, "width must.*even.*got 0"),
+    ("odd_width", models.resnet, {"width": 5}, "width.*group_size=2, got 5"),
+    ("zero_width", models.resnet18, {"width": 0}, "width.*positive.*got 0"),
+    (
+      "group_size",
+      models.vgg,
+      {"group_size": 0},
+      "group_size must be positive, got 0",
+    ),
+    (
+      "width_of_groups",
+      models.resnet50,
+      {"width": 8, "group_size": 3},
+      "width.*multiple of group_size=3, got 8",
+    ),
     (
       "batch_norm",
       models.resnet50,
       {"normalization": "batch"},
-      "normalization must be one of group, layer, none, got 'batch'",
+      "normalization must be one of group, layer, online, none, got 'batch'",
     ),
     ("vgg_depth", models.vgg, {"depth": 19}, "depth must.*11, 13, 16, got 19"),
     ("dropout", models.vgg, {"dropout": 1.0}, "dropout must lie.*got 1.0"),

@@ -2,15 +2,17 @@
 
 from collections.abc import Callable, Sequence
 import math
+from typing import Any
 
 from flax import linen as nn
 import jax
 from jax import lax
 import jax.numpy as jnp
 
-from pbp_jax.models import convolution, normalization
+from pbp_jax import stages
+from pbp_jax.models import convolution, normalization, online_normalization
 
-NORMALIZATIONS = ("group", "layer", "none")
+NORMALIZATIONS = ("group", "layer", "online", "none")
 
 
 def he_normal(
@@ -95,7 +97,7 @@ class NormRelu(nn.Module):
   """Normalisation, then ReLU.
 
   Attributes:
-    normalization: "group", "layer" (one group) or "none".
+    normalization: "group", "layer" (one group), "online" or "none".
     num_groups: Number of groups of "group".
   """
 
@@ -105,9 +107,13 @@ class NormRelu(nn.Module):
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
     """Applies both to x, of shape (batch, ..., channels)."""
-    if self.normalization != "none":
-      groups = self.num_groups if self.normalization == "group" else 1
-      x = normalization.GroupNorm(groups)(x)
+    match self.normalization:
+      case "group":
+        x = normalization.GroupNorm(self.num_groups)(x)
+      case "layer":
+        x = normalization.GroupNorm(1)(x)
+      case "online":
+        x = online_normalization.OnlineNorm()(x)
     return nn.relu(x)
 
 
@@ -179,26 +185,52 @@ def loss(x: jax.Array) -> jax.Array:
   return x
 
 
-def check_width(width: int, normalization: str) -> int:
-  """The number of groups at a first width, or an error.
+def count_groups(width: int, normalization: str, group_size: int) -> int:
+  """The number of groups, or an error.
 
   Args:
     width: Channels of the first convolution.
     normalization: What the caller was given.
+    group_size: Channels of a group at the first width.
 
   Returns:
-    `width / 2`: a group size of two at the first width. The paper keeps the
-    number of groups, so the group size doubles with the channels.
+    `width / group_size`. The paper keeps the number of groups, so the group
+    size doubles with the channels.
 
   Raises:
-    ValueError: If `width` isn't a positive even number or `normalization` is
-      unknown.
+    ValueError: If an argument isn't positive, `width` isn't a multiple of the
+      group size, or `normalization` is unknown.
   """
   if normalization not in NORMALIZATIONS:
     raise ValueError(
       f"normalization must be one of {', '.join(NORMALIZATIONS)}, got "
       f"{normalization!r}."
     )
-  if width < 1 or width % 2:
-    raise ValueError(f"width must be a positive even number, got {width}.")
-  return width // 2
+  if group_size < 1:
+    raise ValueError(f"group_size must be positive, got {group_size}.")
+  if width < 1 or width % group_size:
+    raise ValueError(
+      f"width must be a positive multiple of group_size={group_size}, got"
+      f" {width}."
+    )
+  return width // group_size
+
+
+def pipeline(
+  nodes: Sequence[Any], normalization: str
+) -> tuple[stages.Stage, ...]:
+  """Makes the stages of a model of its nodes.
+
+  Args:
+    nodes: What `as_stages` takes.
+    normalization: With "online" every linen module keeps a state.
+
+  Returns:
+    The stages.
+  """
+  if normalization == "online":
+    nodes = [
+      stages.stateful_stage(node) if isinstance(node, nn.Module) else node
+      for node in nodes
+    ]
+  return stages.as_stages(nodes)

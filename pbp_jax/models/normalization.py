@@ -117,11 +117,11 @@ def group_norm(
 
 def _forward(x, scale, bias, num_groups, epsilon):
   dtype = jnp.result_type(x, scale, bias)
-  mean = _pooled_mean(_in_single(x), num_groups)
-  deviation = _in_single(x) - mean
+  mean = _pooled_mean(in_single(x), num_groups)
+  deviation = in_single(x) - mean
   variance = _pooled_mean(jnp.square(deviation), num_groups)
   factor = lax.rsqrt(variance + epsilon)
-  y = deviation * (factor * _per_channel(scale, x)) + _per_channel(bias, x)
+  y = deviation * (factor * per_channel(scale, x)) + per_channel(bias, x)
   return y.astype(dtype), (x, mean, factor, scale, bias)
 
 
@@ -129,11 +129,11 @@ def _backward(num_groups, epsilon, residuals, cotangent):
   del epsilon
   x, mean, factor, scale, bias = residuals
   positions = tuple(range(1, x.ndim - 1))
-  deviation = _in_single(x) - mean
-  cotangent = _in_single(cotangent)
+  deviation = in_single(x) - mean
+  cotangent = in_single(cotangent)
   sums = cotangent.sum(positions, keepdims=True)
   products = (cotangent * deviation).sum(positions, keepdims=True) * factor
-  scale_per_channel = _per_channel(scale, x)
+  scale_per_channel = per_channel(scale, x)
   count = math.prod(x.shape[1:-1])
   mean_cotangent = _pool(scale_per_channel * sums, num_groups) / count
   mean_product = _pool(scale_per_channel * products, num_groups) / count
@@ -177,8 +177,8 @@ def layer_norm(x: jax.Array, epsilon: float = 1e-6) -> jax.Array:
 
 
 def _layer_forward(x, epsilon):
-  mean = _in_single(x).mean(axis=-1, keepdims=True)
-  deviation = _in_single(x) - mean
+  mean = in_single(x).mean(axis=-1, keepdims=True)
+  deviation = in_single(x) - mean
   variance = jnp.square(deviation).mean(axis=-1, keepdims=True)
   factor = lax.rsqrt(variance + epsilon)
   return (deviation * factor).astype(x.dtype), (x, mean, factor)
@@ -187,8 +187,8 @@ def _layer_forward(x, epsilon):
 def _layer_backward(epsilon, residuals, cotangent):
   del epsilon
   x, mean, factor = residuals
-  y = (_in_single(x) - mean) * factor
-  cotangent = _in_single(cotangent)
+  y = (in_single(x) - mean) * factor
+  cotangent = in_single(cotangent)
   mean_cotangent = cotangent.mean(axis=-1, keepdims=True)
   mean_product = (cotangent * y).mean(axis=-1, keepdims=True)
   dx = factor * (cotangent - mean_cotangent - y * mean_product)
@@ -198,12 +198,14 @@ def _layer_backward(epsilon, residuals, cotangent):
 layer_norm.defvjp(_layer_forward, _layer_backward)
 
 
-def _in_single(x: jax.Array) -> jax.Array:
+def in_single(x: jax.Array) -> jax.Array:
+  """The same numbers in single precision at least."""
   return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
-def _per_channel(vector: jax.Array, x: jax.Array) -> jax.Array:
-  return _in_single(vector).reshape((1,) * (x.ndim - 1) + vector.shape)
+def per_channel(vector: jax.Array, x: jax.Array) -> jax.Array:
+  """A vector of channels as an array that broadcasts against x."""
+  return in_single(vector).reshape((1,) * (x.ndim - 1) + vector.shape)
 
 
 def _pooled_mean(x: jax.Array, num_groups: int) -> jax.Array:

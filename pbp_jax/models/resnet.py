@@ -29,6 +29,7 @@ def resnet(
   width: int = 16,
   num_classes: int = 10,
   normalization: str = "group",
+  group_size: int = 2,
 ) -> tuple[stages.Stage, ...]:
   """A pre-activation ResNet for CIFAR, of depth 6n + 2, in 9n + 7 stages.
 
@@ -41,10 +42,12 @@ def resnet(
 
   Args:
     depth: Number of layers with weights, `6n + 2` with `n >= 1`.
-    width: Channels of the first group, even.
+    width: Channels of the first group, a multiple of the group size.
     num_classes: Number of outputs.
-    normalization: "group" (`width / 2` groups throughout, so groups of two
-      channels at first), "layer" (one group) or "none".
+    normalization: "group", "layer" (one group), "online" (whose stages have a
+      state) or "none".
+    group_size: Channels of a group of "group" at the first width; the number
+      of groups is the same throughout.
 
   Returns:
     The stages. Inputs have the shape (batch, height, width, channels), of any
@@ -64,11 +67,14 @@ def resnet(
   if depth < 8 or (depth - 2) % 6:
     raise ValueError(f"depth must be 6n + 2 with n >= 1, got {depth}.")
   blocks = ((depth - 2) // 6,) * 3
-  return _basic_resnet(blocks, width, num_classes, normalization)
+  return _basic_resnet(blocks, width, num_classes, normalization, group_size)
 
 
 def resnet18(
-  width: int = 64, num_classes: int = 10, normalization: str = "group"
+  width: int = 64,
+  num_classes: int = 10,
+  normalization: str = "group",
+  group_size: int = 2,
 ) -> tuple[stages.Stage, ...]:
   """A pre-activation ResNet-18 for CIFAR, in 32 stages.
 
@@ -76,9 +82,10 @@ def resnet18(
   channels: 11.2 million weights at width 64.
 
   Args:
-    width: Channels of the first group, even.
+    width: Channels of the first group, a multiple of the group size.
     num_classes: Number of outputs.
-    normalization: "group", "layer" or "none".
+    normalization: As in `resnet`.
+    group_size: As in `resnet`.
 
   Returns:
     The stages, for inputs of shape (batch, height, width, channels).
@@ -86,11 +93,16 @@ def resnet18(
   Raises:
     ValueError: As in `resnet`.
   """
-  return _basic_resnet((2, 2, 2, 2), width, num_classes, normalization)
+  return _basic_resnet(
+    (2, 2, 2, 2), width, num_classes, normalization, group_size
+  )
 
 
 def resnet50(
-  width: int = 64, num_classes: int = 1000, normalization: str = "group"
+  width: int = 64,
+  num_classes: int = 1000,
+  normalization: str = "group",
+  group_size: int = 2,
 ) -> tuple[stages.Stage, ...]:
   """The pre-activation ResNet-50 for ImageNet, in 78 stages.
 
@@ -101,10 +113,11 @@ def resnet50(
   and the projection. The stride is at the 3x3 convolution.
 
   Args:
-    width: Inner channels of the first group, even; its blocks put out
-      `4 width` channels.
+    width: Inner channels of the first group, a multiple of the group size; its
+      blocks put out `4 width` channels.
     num_classes: Number of outputs.
-    normalization: "group", "layer" or "none".
+    normalization: As in `resnet`.
+    group_size: As in `resnet`.
 
   Returns:
     The stages, for inputs of shape (batch, height, width, channels).
@@ -112,7 +125,7 @@ def resnet50(
   Raises:
     ValueError: As in `resnet`.
   """
-  groups = layers.check_width(width, normalization)
+  groups = layers.count_groups(width, normalization, group_size)
   norm_relu = {"normalization": normalization, "num_groups": groups}
   nodes: list[Any] = [
     layers.InputConv(lambda: layers.conv(width, 7, 2), "ResNet", name="conv"),
@@ -143,13 +156,19 @@ def resnet50(
         )
       ]
       nodes.append(_sum(name))
-  return stages.as_stages([*nodes, *_head(num_classes, norm_relu)])
+  return layers.pipeline(
+    [*nodes, *_head(num_classes, norm_relu)], normalization
+  )
 
 
 def _basic_resnet(
-  blocks: Sequence[int], width: int, num_classes: int, normalization: str
+  blocks: Sequence[int],
+  width: int,
+  num_classes: int,
+  normalization: str,
+  group_size: int,
 ) -> tuple[stages.Stage, ...]:
-  groups = layers.check_width(width, normalization)
+  groups = layers.count_groups(width, normalization, group_size)
   norm_relu = {"normalization": normalization, "num_groups": groups}
   nodes: list[Any] = [
     layers.InputConv(lambda: layers.conv(width, 3), "ResNet", name="conv")
@@ -174,7 +193,9 @@ def _basic_resnet(
         for conv in range(2)
       ]
       nodes.append(_sum(name))
-  return stages.as_stages([*nodes, *_head(num_classes, norm_relu)])
+  return layers.pipeline(
+    [*nodes, *_head(num_classes, norm_relu)], normalization
+  )
 
 
 class _Projection(nn.Module):

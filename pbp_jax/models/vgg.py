@@ -31,6 +31,7 @@ def vgg(
   num_classes: int = 10,
   normalization: str = "group",
   dropout: float = 0.5,
+  group_size: int = 2,
 ) -> tuple[stages.Stage, ...]:
   """A VGG network for CIFAR, in twice its convolutions plus 13 stages.
 
@@ -41,11 +42,14 @@ def vgg(
 
   Args:
     depth: 11, 13 or 16.
-    width: Channels of the first block, even; the two hidden layers of the
-      classifier have `8 width` features.
+    width: Channels of the first block, a multiple of the group size; the two
+      hidden layers of the classifier have `8 width` features.
     num_classes: Number of outputs.
-    normalization: "group" (`width / 2` groups throughout), "layer" or "none".
+    normalization: "group", "layer" (one group), "online" (whose stages have a
+      state) or "none".
     dropout: Probability with which a feature is dropped, in [0, 1).
+    group_size: Channels of a group of "group" at the first width; the number
+      of groups is the same throughout.
 
   Returns:
     The stages. Inputs have the shape (batch, height, width, channels), of any
@@ -68,7 +72,7 @@ def vgg(
     )
   if not 0 <= dropout < 1:
     raise ValueError(f"dropout must lie in [0, 1), got {dropout}.")
-  groups = layers.check_width(width, normalization)
+  groups = layers.count_groups(width, normalization, group_size)
   nodes: list[Any] = []
   for block, num_convs in enumerate(_BLOCKS[depth]):
     features = width * min(2**block, 8)
@@ -94,7 +98,7 @@ def vgg(
     layers.linear(num_classes, name="linear3"),
     layers.loss,
   ]
-  return stages.as_stages(nodes)
+  return layers.pipeline(nodes, normalization)
 
 
 class _FlattenDropout(nn.Module):

@@ -88,7 +88,9 @@ def run(
         backward_versions[s, i] = forward_versions[s, i]
       else:
         weights = backward_view(s, *history[s][-1])
-        if consistency == "recompute":
+        if consistency == "recompute" and stages[s].recompute:
+          saved = stages[s].recompute(weights, x, saved)
+        elif consistency == "recompute":
           _, saved = stages[s].forward(weights, x)
       grads, dx = stages[s].backward(weights, saved, dy)
       if s > 0:

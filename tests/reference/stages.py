@@ -4,7 +4,9 @@
 `backward(params, saved, dy) -> (dparams, dx)`. Parameters are a dict of
 arrays; activations are arrays with a leading batch axis, or tuples of them.
 The backward takes activations from `saved` and weights from its `params`
-only, so the two may belong to different versions.
+only, so the two may belong to different versions. A stage with a state keeps
+it to itself, and has `recompute(params, x, saved) -> saved`, which runs the
+forward again without advancing it.
 """
 
 import typing
@@ -15,6 +17,7 @@ import numpy as np
 class Stage(typing.NamedTuple):
   forward: typing.Callable
   backward: typing.Callable
+  recompute: typing.Callable | None = None
 
 
 def _dense_tanh_forward(params, x):
@@ -72,6 +75,47 @@ close_branch = Stage(
 identity = Stage(
   lambda params, x: (x, None), lambda params, saved, dy: ({}, dy)
 )
+
+
+def online_norm(state, forward_decay, backward_decay, epsilon):
+  """Online Normalization of the last axis, with layer scaling.
+
+  `state` is a dict of the arrays mean, variance, u and v, advanced in place:
+  the first two by the forward passes, the others by the backward passes.
+  """
+
+  def normalise(params, x, mean, variance):
+    deviation = np.sqrt(variance + epsilon)
+    y = (x - mean) / deviation
+    z = params["scale"] * y + params["bias"]
+    others = tuple(range(1, z.ndim))
+    size = np.sqrt((z**2).mean(others, keepdims=True) + epsilon)
+    return z / size, (y, deviation, z / size, size, mean, variance)
+
+  def forward(params, x):
+    mean, variance = state["mean"], state["variance"]
+    positions, a = tuple(range(x.ndim - 1)), forward_decay
+    m, s = x.mean(positions), x.var(positions)
+    state["variance"] = (
+      a * variance + (1 - a) * s + a * (1 - a) * (m - mean) ** 2
+    )
+    state["mean"] = a * mean + (1 - a) * m
+    return normalise(params, x, mean, variance)
+
+  def recompute(params, x, saved):
+    return normalise(params, x, *saved[-2:])[1]
+
+  def backward(params, saved, dy):
+    y, deviation, output, size, *_ = saved
+    positions, others = tuple(range(dy.ndim - 1)), tuple(range(1, dy.ndim))
+    dz = (dy - output * (dy * output).mean(others, keepdims=True)) / size
+    error = dz * params["scale"] - (1 - backward_decay) * state["v"] * y
+    state["v"] = state["v"] + (error * y).mean(positions)
+    dx = error / deviation - (1 - backward_decay) * state["u"]
+    state["u"] = state["u"] + dx.mean(positions)
+    return {"scale": (dz * y).sum(positions), "bias": dz.sum(positions)}, dx
+
+  return Stage(forward, backward, recompute)
 
 
 def squared_error(y, target):
