@@ -33,6 +33,11 @@ class Plan:
   accuracy_images: int
   final_images: int = 0
 
+  @property
+  def seeds(self) -> range:
+    """The seeds."""
+    return range(self.first_seed, self.first_seed + self.num_seeds)
+
   def chunks(self) -> list[tuple[int, int]]:
     """Start and end of each chunk.
 

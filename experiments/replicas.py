@@ -5,7 +5,7 @@ only (weights, noise, order of the data, coefficients), so one program trains
 them all: `vmap` within a device, `shard_map` over devices.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 import dataclasses
 import functools
 from typing import Any, NamedTuple
@@ -24,6 +24,10 @@ _AXIS = "replica"
 # and images a dispatch.
 _EVALUATION_BATCH = {"cpu": 10, "gpu": 500, "tpu": 500}
 _EVALUATION_BLOCK = 500
+
+# A pipeline is a large program of small loops: on a CPU the compiler's last
+# passes over it take a third of the compilation, and give no speed.
+_COMPILER_OPTIONS = {"cpu": {"xla_backend_optimization_level": 1}}
 
 
 class Evaluation(NamedTuple):
@@ -56,6 +60,32 @@ def cross_entropy(outputs: jax.Array, labels: jax.Array) -> jax.Array:
   return losses.mean()
 
 
+def draw_params(
+  stages: Sequence[pbp.Stage], example: Any, keys: jax.Array
+) -> Any:
+  """Draws weights to start from, which don't depend on the arm.
+
+  Args:
+    stages: The pipeline.
+    example: One micro-batch of inputs.
+    keys: Random keys `[count]`.
+
+  Returns:
+    The weights with a leading axis of keys, on the host: the very ones that
+    `pbp.Simulator.init` draws from these keys.
+  """
+  simulator = pbp.Simulator(
+    stages=tuple(stages),
+    loss_fn=cross_entropy,
+    optimizer=optax.identity(),
+    schedule=pbp.schedules.fill_drain(len(stages), 1),
+  )
+  draw = jax.vmap(lambda key: simulator.init(key, example).params)
+  platform = jax.default_backend()
+  draw = jax.jit(draw, compiler_options=_COMPILER_OPTIONS.get(platform))
+  return jax.device_get(draw(keys))
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Replicas:
   """Compiled programs that start, train and evaluate replicas.
@@ -64,8 +94,9 @@ class Replicas:
   on disk and the position in the data are all that resuming takes.
 
   Attributes:
-    make_simulator: `make_simulator(numbers, batch_fn) -> pbp.Simulator`, called
-      while tracing; `numbers` are one replica's.
+    stages: The pipeline.
+    make_simulator: `make_simulator(stages, numbers, batch_fn)` makes a
+      `pbp.Simulator` while tracing; `numbers` are one replica's.
     num_replicas: How many.
     numbers: A pytree with a leading axis of replicas: what differs between
       arms, such as prediction horizons; may be empty.
@@ -74,6 +105,7 @@ class Replicas:
     devices: The devices to spread over; as many are used as there are replicas.
   """
 
+  stages: tuple[pbp.Stage, ...]
   make_simulator: Callable[..., pbp.Simulator]
   num_replicas: int
   numbers: Any
@@ -81,10 +113,18 @@ class Replicas:
   augment: bool
   devices: tuple[Any, ...]  # jax.Device, no type to pyright
 
-  def init(self, keys: jax.Array) -> pbp.PipelineState:
-    """States before the first sample, from one key a replica `[replicas]`."""
+  def init(self, keys: jax.Array, params: Any) -> pbp.PipelineState:
+    """States before the first sample.
+
+    Args:
+      keys: One a replica, `[replicas]`.
+      params: The weights they start from, from `draw_params` with these keys.
+
+    Returns:
+      The states.
+    """
     keys = self._put(jax.random.key_data(keys))
-    return self._init(keys, self._numbers)
+    return self._init(keys, self._put(params), self._numbers)
 
   def train(
     self, state: pbp.PipelineState, indices: np.ndarray
@@ -102,17 +142,20 @@ class Replicas:
     with jax.transfer_guard("disallow"):
       return self._train(state, self._numbers, indices, *self._images)
 
-  def evaluate(self, params: Any, indices: np.ndarray) -> Evaluation:
-    """Evaluates the newest raw weights, `state.params`.
+  def evaluate(
+    self, state: pbp.PipelineState, indices: np.ndarray
+  ) -> Evaluation:
+    """Evaluates the newest raw weights.
 
     Args:
-      params: The weights, with the leading axis of replicas.
+      state: The replicas' states.
       indices: Ints, images to evaluate on: those of the training split from 0,
         then those of the test split.
 
     Returns:
       The evaluation; it is not waited for.
     """
+    model = (state.params, state.stage_state)
     sums = []
     for start in range(0, len(indices), _EVALUATION_BLOCK):
       block = indices[start : start + _EVALUATION_BLOCK]
@@ -122,7 +165,7 @@ class Replicas:
         np.pad(np.ones(len(block), np.float32), (0, blank)),
       )
       batches = self._put(batches, shared=True)
-      sums.append(self._evaluate(params, self._numbers, batches, *self._images))
+      sums.append(self._evaluate(model, self._numbers, batches, *self._images))
     return jax.tree.map(lambda *terms: sum(terms) / len(indices), *sums)
 
   def fetch(self, tree: Any) -> Any:
@@ -166,9 +209,11 @@ class Replicas:
 
   # ---- The compiled programs.
 
-  def _simulator(self, numbers, images, labels) -> pbp.Simulator:
-    batch_fn = data.batch_function(images, labels, self.augment)
-    return self.make_simulator(numbers, batch_fn)
+  def _jit(self, function: Callable[..., Any], **options) -> Any:
+    platform = self.devices[0].platform
+    return jax.jit(
+      function, compiler_options=_COMPILER_OPTIONS.get(platform), **options
+    )
 
   def _spread(self, function: Callable[..., Any], in_axes, out_axes):
     """Maps a function of one replica: vmapped here, sharded over devices."""
@@ -184,18 +229,20 @@ class Replicas:
 
   @functools.cached_property
   def _init(self):
-    def init(key_data, numbers):
+    def init(key_data, params, numbers):
       key = jax.random.wrap_key_data(key_data)
-      simulator = self.make_simulator(numbers, None)
+      stages = pbp.with_params(self.stages, params)
+      simulator = self.make_simulator(stages, numbers, None)
       return simulator.init(key, self.dataset.example)
 
     axes = pbp.PipelineState.vmap_axes()
-    return jax.jit(self._spread(init, (0, 0), axes))
+    return self._jit(self._spread(init, (0, 0, 0), axes))
 
   @functools.cached_property
   def _train(self):
     def train(state, numbers, indices, images, labels):
-      simulator = self._simulator(numbers, images, labels)
+      batch_fn = data.batch_function(images, labels, self.augment)
+      simulator = self.make_simulator(self.stages, numbers, batch_fn)
       indices = indices[:, None]  # micro-batches of one sample
       state, metrics = simulator.run(state, indices, indices)
       leaves = jax.tree.leaves(state.params)
@@ -204,18 +251,19 @@ class Replicas:
 
     axes = pbp.PipelineState.vmap_axes()
     spread = self._spread(train, (axes, 0, 0, None, None), (axes, 0))
-    return jax.jit(spread, donate_argnums=0)
+    return self._jit(spread, donate_argnums=0)
 
   @functools.cached_property
   def _evaluate(self):
     size = _EVALUATION_BATCH[self.devices[0].platform]
 
-    def evaluate(params, numbers, block, images, labels):
-      simulator = self.make_simulator(numbers, None)
+    def evaluate(model, numbers, block, images, labels):
+      params, stage_state = model
+      simulator = self.make_simulator(self.stages, numbers, None)
 
       def sums(batch):
         indices, weights = batch
-        outputs = simulator.predict(params, images[indices])
+        outputs = simulator.predict(params, images[indices], stage_state)
         loss = optax.softmax_cross_entropy_with_integer_labels(
           outputs, labels[indices]
         )
@@ -228,4 +276,4 @@ class Replicas:
       batches = jax.tree.map(lambda x: x.reshape(-1, size), block)
       return jax.tree.map(lambda x: x.sum(), jax.lax.map(sums, batches))
 
-    return jax.jit(self._spread(evaluate, (0, 0, None, None, None), 0))
+    return self._jit(self._spread(evaluate, (0, 0, None, None, None), 0))

@@ -6,6 +6,7 @@ a checkpoint is one `Progress` on disk.
 
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
+import functools
 import time
 from typing import Any, Protocol
 
@@ -73,6 +74,37 @@ class Progress:
       self.accuracies.append((start + count, accuracy))
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Task:
+  """What all arms of a run have in common.
+
+  Attributes:
+    stages: The pipeline.
+    dataset: The images.
+    plan: How long, and when to look.
+    augment: Whether to augment training images.
+  """
+
+  stages: tuple[pbp.Stage, ...]
+  dataset: data.Dataset
+  plan: plans.Plan
+  augment: bool
+
+  @functools.cached_property
+  def seed_keys(self) -> jax.Array:
+    """A key for each seed, from which its weights and its noise follow."""
+    seeds = self.plan.seeds
+    keys = [jax.random.fold_in(jax.random.key(seed), 0) for seed in seeds]
+    return jax.numpy.stack(keys)
+
+  @functools.cached_property
+  def initial_params(self) -> Any:
+    """Each seed's weights before the first sample, the same in every arm."""
+    return replicas_lib.draw_params(
+      self.stages, self.dataset.example, self.seed_keys
+    )
+
+
 def families(
   arms: Sequence[pbp.presets.Arm],
 ) -> list[list[pbp.presets.Arm]]:
@@ -84,12 +116,7 @@ def families(
 
 
 def train_family(
-  arms: Sequence[pbp.presets.Arm],
-  stages: Sequence[pbp.Stage],
-  dataset: data.Dataset,
-  plan: plans.Plan,
-  augment: bool,
-  on_progress: OnProgress,
+  task: Task, arms: Sequence[pbp.presets.Arm], on_progress: OnProgress
 ) -> dict[str, results.ArmResult]:
   """Trains arms of one family, all seeds of all of them side by side.
 
@@ -98,35 +125,35 @@ def train_family(
   go on.
 
   Args:
+    task: The task.
     arms: The arms, of one family.
-    stages: The pipeline.
-    dataset: The images.
-    plan: How long, and when to look.
-    augment: Whether to augment training images.
     on_progress: Told after every chunk.
 
   Returns:
     The arms' results by name.
   """
-  seeds = range(plan.first_seed, plan.first_seed + plan.num_seeds)
-  replicas = _replicas(arms, stages, dataset, augment, plan.num_seeds)
-  num_train, num_test = len(dataset.train_images), len(dataset.test_images)
-  test_images = num_train + np.arange(num_test)
-  order = plans.SampleOrder(seeds, num_train)
+  plan = task.plan
+  num_train = len(task.dataset.train_images)
+  test_images = num_train + np.arange(len(task.dataset.test_images))
+  replicas = _replicas(task, arms)
+  order = plans.SampleOrder(plan.seeds, num_train)
   names = [arm.name for arm in arms]
 
   began = time.perf_counter()
-  keys = [jax.random.fold_in(jax.random.key(seed), 0) for seed in seeds]
+  for_each_arm = lambda x: jax.numpy.concatenate([x] * len(arms))
   progress = Progress(
-    state=replicas.init(jax.numpy.stack(keys * len(arms))),
+    state=replicas.init(
+      for_each_arm(task.seed_keys),
+      jax.tree.map(for_each_arm, task.initial_params),
+    ),
     samples=0,
     losses=[],
     accuracies=[],
     diverged_at=np.full(replicas.num_replicas, -1),
   )
   label = names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "")
-  task = f"train {label}"
-  on_progress(task, 0, plan.total_samples)
+  doing = f"train {label}"
+  on_progress(doing, 0, plan.total_samples)
   looks = set(plan.looks())
   pending = None
   for start, end in plan.chunks():
@@ -135,24 +162,24 @@ def train_family(
     evaluation = None
     if end in looks:
       evaluation = replicas.evaluate(
-        progress.state.params, test_images[: plan.accuracy_images]
+        progress.state, test_images[: plan.accuracy_images]
       )
     progress.samples = end
     # The host reads a chunk while the devices are busy with the next one.
     if pending is not None:
       progress.record(replicas, *pending)
     pending = (start, chunk, evaluation)
-    on_progress(task, start, plan.total_samples)
+    on_progress(doing, start, plan.total_samples)
     if (progress.diverged_at >= 0).all():
       break
   if pending is not None:
     progress.record(replicas, *pending)
-  on_progress(task, progress.samples, plan.total_samples)
+  on_progress(doing, progress.samples, plan.total_samples)
   progress.seconds += time.perf_counter() - began
-  on_progress(task, plan.total_samples, plan.total_samples)
+  on_progress(doing, plan.total_samples, plan.total_samples)
   final = _final_evaluation(
     replicas,
-    progress.state.params,
+    progress.state,
     {
       "train": np.arange(num_train)[: plan.final_images or None],
       "test": test_images[: plan.final_images or None],
@@ -164,7 +191,7 @@ def train_family(
 
 def _final_evaluation(
   replicas: replicas_lib.Replicas,
-  params: Any,
+  state: pbp.PipelineState,
   splits: Mapping[str, np.ndarray],
   on_progress: Callable[[int, int], None],
 ) -> dict[str, replicas_lib.Evaluation]:
@@ -176,7 +203,7 @@ def _final_evaluation(
     for start in range(0, len(images), 2000):
       on_progress(done, total)
       part = images[start : start + 2000]
-      evaluation = replicas.fetch(replicas.evaluate(params, part))
+      evaluation = replicas.fetch(replicas.evaluate(state, part))
       loss = loss + evaluation.loss * (len(part) / len(images))
       accuracy = accuracy + evaluation.accuracy * (len(part) / len(images))
       done += len(part)
@@ -186,15 +213,11 @@ def _final_evaluation(
 
 
 def _replicas(
-  arms: Sequence[pbp.presets.Arm],
-  stages: Sequence[pbp.Stage],
-  dataset: data.Dataset,
-  augment: bool,
-  num_seeds: int,
+  task: Task, arms: Sequence[pbp.presets.Arm]
 ) -> replicas_lib.Replicas:
-  def make_simulator(numbers: Any, batch_fn: Any) -> pbp.Simulator:
+  def make_simulator(stages: Any, numbers: Any, batch_fn: Any) -> pbp.Simulator:
     return pbp.Simulator(
-      stages=tuple(stages),
+      stages=stages,
       loss_fn=replicas_lib.cross_entropy,
       optimizer=arms[0].make_optimizer(numbers),
       schedule=arms[0].schedule,
@@ -202,13 +225,15 @@ def _replicas(
       batch_fn=batch_fn,
     )
 
+  num_seeds = task.plan.num_seeds
   stack = lambda *numbers: np.repeat(np.stack(numbers), num_seeds, axis=0)
   return replicas_lib.Replicas(
+    stages=task.stages,
     make_simulator=make_simulator,
     num_replicas=len(arms) * num_seeds,
     numbers=jax.tree.map(stack, *(dict(arm.numbers) for arm in arms)),
-    dataset=dataset,
-    augment=augment,
+    dataset=task.dataset,
+    augment=task.augment,
     devices=tuple(jax.devices()),
   )
 

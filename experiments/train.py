@@ -27,7 +27,7 @@ import rich
 
 from experiments import config_flags, plans, reporting, results, runner
 import pbp_jax as pbp
-from pbp_jax import data, plotting, wires
+from pbp_jax import data, plotting
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -125,10 +125,8 @@ class Job:
 
   config: Config
   workdir: results.Workdir
-  stages: tuple[pbp.Stage, ...]
-  dataset: data.Dataset
+  task: runner.Task
   arms: list[pbp.presets.Arm]
-  plan: plans.Plan
 
 
 def prepare(config: Config) -> Job:
@@ -152,7 +150,8 @@ def prepare(config: Config) -> Job:
   num_train = len(dataset.train_images)
   plan = make_plan(config, num_train)
   arms = make_arms(config, len(stages), num_train, plan.total_samples)
-  return Job(config, workdir, stages, dataset, arms, plan)
+  task = runner.Task(stages, dataset, plan, config.augment)
+  return Job(config, workdir, task, arms)
 
 
 def execute(
@@ -174,16 +173,14 @@ def execute(
   ended: dict[str, results.ArmResult] = {}
   workdir.write("incomplete", ended)
   for family in runner.families(job.arms):
-    ended = ended | runner.train_family(
-      family, job.stages, job.dataset, job.plan, config.augment, on_progress
-    )
+    ended = ended | runner.train_family(job.task, family, on_progress)
     workdir.write("incomplete", ended)
   in_order = {name: ended[name] for name in config.arms}
   figure = plotting.training_curves(
     {name: arm.curve for name, arm in in_order.items()},
-    title=f"{config.dataset}, {config.model}, {len(job.stages)} stages:"
+    title=f"{config.dataset}, {config.model}, {len(job.task.stages)} stages:"
     f" median and range of {config.seeds} seeds",
-    chance_loss=math.log(job.dataset.num_classes),
+    chance_loss=math.log(job.task.dataset.num_classes),
   )
   figure.savefig(workdir.path / "curves.png")
   return workdir.write("done", in_order)
@@ -203,10 +200,7 @@ def make_stages(config: Config) -> tuple[pbp.Stage, ...]:
       f"num_stages must be 0 with model={config.model!r}, whose name says its"
       f" depth, got {config.num_stages}."
     )
-  stages = pbp.models.get(config.model, **given)
-  # A deep chain of residual blocks compiles to a quadratic program otherwise.
-  is_chain = config.model == "residual_mlp"
-  return wires.isolate_stages(stages) if is_chain else stages
+  return pbp.models.get(config.model, **given)
 
 
 def make_arms(

@@ -1,5 +1,6 @@
 """A simulator of asynchronous pipelined training; the public names."""
 
+from pbp_jax import devices as devices
 from pbp_jax import diagnostics as diagnostics
 from pbp_jax import models as models
 from pbp_jax import presets as presets
@@ -13,6 +14,7 @@ from pbp_jax.simulator import Simulator as Simulator
 from pbp_jax.stages import Stage as Stage
 from pbp_jax.stages import as_stages as as_stages
 from pbp_jax.stages import stateful_stage as stateful_stage
+from pbp_jax.stages import with_params as with_params
 from pbp_jax.transforms import (
   adaptive_delay_compensation as adaptive_delay_compensation,
 )

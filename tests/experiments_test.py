@@ -437,17 +437,15 @@ class DivergenceTest(parameterized.TestCase):
   @classmethod
   def setUpClass(cls):
     super().setUpClass()
-    cls.stages = train.make_stages(_SMALL)
-    cls.dataset = data.load("digits")
-    arms = train.make_arms(_SMALL, len(cls.stages), 1437, 60)[1:]
+    stages = train.make_stages(_SMALL)
+    arms = train.make_arms(_SMALL, len(stages), 1437, 60)[1:]
     # The first update of this arm makes all weights NaN; of the stages with
     # weights the output is the last, with a delay of 2, so sample 3 meets them.
-    nan = {**arms[1].numbers, "a": np.full(len(cls.stages), np.nan)}
+    nan = {**arms[1].numbers, "a": np.full(len(stages), np.nan)}
     arms[1] = dataclasses.replace(arms[1], numbers=nan)
     plan = train.make_plan(_SMALL, 1437)
-    cls.found = runner.train_family(
-      arms, cls.stages, cls.dataset, plan, False, _quiet
-    )
+    task = runner.Task(stages, data.load("digits"), plan, augment=False)
+    cls.found = runner.train_family(task, arms, _quiet)
 
   def test_diverged_seeds_say_at_which_sample(self):
     self.assertEqual(self.found["pb+lwpvd+scd"].diverged_at, [3, 3])

@@ -1,8 +1,10 @@
 """What can be a stage, and what is refused."""
 
+import dataclasses
 import functools
 
 from absl.testing import absltest, parameterized
+import chex
 from flax import linen as nn
 from flax import nnx
 import jax
@@ -222,6 +224,35 @@ class WrongUseTest(parameterized.TestCase):
   def test_is_refused_by_name_and_value(self, call, says):
     with self.assertRaisesRegex(ValueError, f"(?s){says}"):
       call()
+
+
+class WithParamsTest(parameterized.TestCase):
+  def setUp(self):
+    super().setUp()
+    self.stages = pbp.as_stages([nn.Dense(3), nn.relu])
+    self.given = [self.stages[0].init(jax.random.key(7), _X), {}]
+
+  def test_every_key_starts_from_them(self):
+    stages = pbp.with_params(self.stages, self.given)
+    for key in jax.random.split(_KEY, 2):
+      params = [stage.init(key, _X) for stage in stages]
+      chex.assert_trees_all_equal(params, self.given)
+
+  def test_stages_are_otherwise_the_same(self):
+    stages = pbp.with_params(self.stages, self.given)
+    for stage, given in zip(stages, self.stages, strict=True):
+      self.assertEqual(dataclasses.replace(stage, init=given.init), given)
+
+  @parameterized.named_parameters(
+    ("count", lambda given: given[:1], "one entry a stage, 2, got 1"),
+    ("structure", lambda given: [{}, {}], r"Dense.*kernel.*got \{\}"),
+    ("shape", lambda given: [jax.tree.map(jnp.ravel, given[0]), {}],
+     r"Dense.*\(4, 3\).*\(12,\)"),
+  )  # fmt: skip
+  def test_weights_that_do_not_fit_are_refused(self, change, says):
+    with self.assertRaisesRegex(ValueError, f"(?s){says}"):
+      stages = pbp.with_params(self.stages, change(self.given))
+      stages[0].init(_KEY, _X)
 
 
 if __name__ == "__main__":
