@@ -13,7 +13,11 @@ from absl.testing import absltest, parameterized
 from experiments import config_flags, figure_program
 
 _ROOT = pathlib.Path(__file__).parents[1]
-_DOCUMENTS = [_ROOT / "README.md", _ROOT / "experiments" / "README.md"]
+_DOCUMENTS = [
+  _ROOT / "README.md",
+  _ROOT / "experiments" / "README.md",
+  *sorted((_ROOT / "docs").glob("*.md")),
+]
 _FENCE = re.compile(r"```(\w*)\n(.*?)```", re.DOTALL)
 _MODULE = re.compile(r"python3? -m ([\w.]+)((?:\s+--[^\s`|]+)*)")
 _LINK = re.compile(r"\]\(([^)#]+?)(?:#[^)]*)?\)")
@@ -21,7 +25,7 @@ _LINK = re.compile(r"\]\(([^)#]+?)(?:#[^)]*)?\)")
 
 def _blocks(language):
   return [
-    (f"{path.parent.name}_{i}", body)
+    (f"{path.parent.name}_{path.stem}_{i}", body)
     for path in _DOCUMENTS
     for i, (name, body) in enumerate(_FENCE.findall(path.read_text()))
     if name == language

@@ -21,6 +21,36 @@ def _axes(curves, **options):
   return plotting.training_curves(curves, **options).axes
 
 
+class ArmsChartTest(parameterized.TestCase):
+  def setUp(self):
+    super().setUp()
+    self.axes = plotting.arms_chart(
+      {
+        "lost": {"loss": [None, 0.01, 0.02], "accuracy": [None, 0.9, 0.9]},
+        "worse": {"loss": [1.0, 3.0, 2.0], "accuracy": [0.3, 0.1, 0.2]},
+        "gone": {"loss": [None] * 3, "accuracy": [None] * 3},
+        "better": {"loss": [0.1, 0.5, 5.0], "accuracy": [0.8, 0.7, 0.6]},
+      }
+    ).axes
+
+  def test_rows_are_sorted_by_the_median_those_that_diverged_last(self):
+    labels = [label.get_text() for label in self.axes[0].get_yticklabels()]
+    self.assertEqual(
+      labels, ["better", "worse", "lost (1 diverged)", "gone (3 diverged)"]
+    )
+
+  @parameterized.parameters((0, [0.1, 0.5, 5.0], 0.5), (1, [80, 70, 60], 70))
+  def test_each_seed_is_a_dot_and_the_median_a_bar(self, axes, dots, median):
+    first, bar = self.axes[axes].get_lines()[:2]
+    np.testing.assert_allclose(first.get_xdata(), dots)
+    np.testing.assert_allclose(first.get_ydata(), [0, 0, 0])
+    np.testing.assert_allclose(bar.get_xdata(), [median])
+
+  def test_no_arms_are_refused(self):
+    with self.assertRaisesRegex(ValueError, "at least one arm"):
+      plotting.arms_chart({})
+
+
 class TrainingCurvesTest(parameterized.TestCase):
   def test_line_is_the_median_of_the_seeds_that_have_a_value(self):
     (line,) = _axes({"pb": _curve()})[0].get_lines()
@@ -41,7 +71,8 @@ class TrainingCurvesTest(parameterized.TestCase):
 
   def test_every_arm_is_named_and_looks_different(self):
     axes = _axes({f"arm{i}": _curve() for i in range(20)})
-    labels = [text.get_text() for text in axes[1].get_legend().get_texts()]
+    (legend,) = axes[0].figure.legends  # beside the axes, there are so many
+    labels = [text.get_text() for text in legend.get_texts()]
     self.assertEqual(labels, [f"arm{i}" for i in range(20)])
     looks = {(x.get_color(), x.get_linestyle()) for x in axes[0].get_lines()}
     self.assertLen(looks, 20)
