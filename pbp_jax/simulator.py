@@ -31,7 +31,7 @@ from pbp_jax import (
 from pbp_jax import stages as stages_lib
 from pbp_jax.pipeline_state import PipelineState
 from pbp_jax.stages import PyTree
-from pbp_jax.transforms import views
+from pbp_jax.transforms import stale_params, views
 
 _BACKWARD = {
   "saved": two_version_vjp.saved,
@@ -296,7 +296,8 @@ class Simulator:
       stage_state=stage_state,
       gradients=zeros if accumulates else None,
       stale_params=zeros
-      if accumulates and self._reads_stale_params(params, opt_state)
+      if accumulates
+      and stale_params.is_read(self._optimizer, params, opt_state)
       else None,
     )
 
@@ -465,17 +466,6 @@ class Simulator:
     if period == 1:
       return np.broadcast_to(table, (count, len(self.stages)))
     return jnp.asarray(table)[(start + np.arange(count)) % period]
-
-  def _reads_stale_params(self, params, opt_state) -> bool:
-    """Whether the optimizer makes any use of the extra argument."""
-    jaxpr = jax.make_jaxpr(
-      lambda stale_params: self._optimizer.update(
-        params, opt_state, params, stale_params=stale_params
-      )
-    )(params).jaxpr
-    read = {id(v) for equation in jaxpr.eqns for v in equation.invars}
-    read |= {id(v) for v in jaxpr.outvars}
-    return any(id(v) in read for v in jaxpr.invars)
 
 
 def _metrics(

@@ -29,6 +29,7 @@ _ROOMS = (
   "weight_history",
   "diagnostics",
   "simulator",
+  "devices",
   "quadratic",
   "models",
   "prepared_data",

@@ -71,6 +71,32 @@ def wide_zeros(params: optax.Params) -> Any:
   return jax.tree.map(lambda leaf: jnp.zeros_like(_wide(leaf)), params)
 
 
+def is_read(
+  optimizer: optax.GradientTransformationExtraArgs,
+  params: optax.Params,
+  opt_state: optax.OptState,
+) -> bool:
+  """Whether an optimizer makes any use of the extra argument `stale_params`.
+
+  Args:
+    optimizer: The optimizer.
+    params: The weights, or their shapes and dtypes.
+    opt_state: The optimizer's state, likewise.
+
+  Returns:
+    Whether an update depends on it.
+  """
+  jaxpr = jax.make_jaxpr(
+    lambda params, opt_state, stale_params: optimizer.update(
+      params, opt_state, params, stale_params=stale_params
+    )
+  )(params, opt_state, params).jaxpr
+  stale = jaxpr.invars[len(jax.tree.leaves((params, opt_state))) :]
+  read = {id(v) for equation in jaxpr.eqns for v in equation.invars}
+  read |= {id(v) for v in jaxpr.outvars}
+  return any(id(v) in read for v in stale)
+
+
 def _leaves_at(paths: list[Any], tree: Any, link: str, name: str) -> list[Any]:
   column = dict(
     jax.tree_util.tree_flatten_with_path(views.without_variables(tree))[0]

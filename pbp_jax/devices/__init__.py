@@ -1,0 +1,11 @@
+"""The pipeline for real: stages on the devices of a mesh.
+
+`Pipeline` takes what `Simulator` takes and computes the same numbers on JAX's
+own distributed runtime, every device one forward and one backward a tick.
+docs/devices.md tells how to run it on several hosts.
+"""
+
+from pbp_jax.devices.mesh import make_mesh as make_mesh
+from pbp_jax.devices.pipeline import Gathered as Gathered
+from pbp_jax.devices.pipeline import Pipeline as Pipeline
+from pbp_jax.devices.pipeline import State as State

@@ -1,0 +1,53 @@
+"""The pipeline on devices against the known answers of pipelined training."""
+
+from absl.testing import absltest, parameterized
+import jax
+import numpy as np
+
+import pbp_jax as pbp
+from tests import chain
+from tests.reference import known_answers
+
+_CASES = {
+  name: case
+  for name, case in known_answers.load("pipeline_chain").items()
+  if case["settings"].get("pipelined", True)
+}
+
+
+class KnownAnswersTest(parameterized.TestCase):
+  @parameterized.named_parameters((name, name) for name in _CASES)
+  def test_agrees_to_ten_digits(self, name):
+    case = _CASES[name]
+    simulator = chain.simulator(case["settings"])
+    inputs, targets = chain.samples()
+    pipeline = pbp.devices.Pipeline(
+      simulator.stages,
+      simulator.loss_fn,
+      simulator.optimizer,
+      simulator.schedule,
+      example=(inputs[0], targets[0]),
+      backward=simulator.backward,
+    )
+    state = pipeline.init(jax.random.key(0))
+    state, metrics = pipeline.run(state, inputs, targets, drain=True)
+    losses = np.asarray(metrics["loss"])
+    self.assertEqual(losses.dtype, np.float64)
+    close = lambda got, expected: np.testing.assert_allclose(
+      got, expected, rtol=0, atol=1e-10
+    )
+    close(losses[:3], case["loss_first"])
+    close(losses[-3:], case["loss_last"])
+    close(losses.mean(), case["loss_mean"])
+    params = pipeline.gather(state).params
+    for got, expected in zip(params, case["final_params"], strict=True):
+      self.assertEqual(set(got), set(expected))
+      for leaf in expected:
+        close(got[leaf], expected[leaf])
+
+  def test_there_are_sixteen(self):
+    self.assertLen(_CASES, 16)
+
+
+if __name__ == "__main__":
+  absltest.main()
