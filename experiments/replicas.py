@@ -16,7 +16,7 @@ import numpy as np
 import optax
 
 import pbp_jax as pbp
-from pbp_jax import data
+from pbp_jax import data, diagnostics
 
 _AXIS = "replica"
 
@@ -47,11 +47,13 @@ class Chunk(NamedTuple):
 
   Attributes:
     loss: `[replicas, count]`, the loss each micro-batch met.
-    is_finite: `[replicas]` bools, whether all weights are finite at its end.
+    diverged_stage: `[replicas, count]` ints, -1 where the loss and the weights
+      after the micro-batch are finite. Else the last stage if it is the loss
+      that isn't, or the stage nearest to the loss whose weights aren't.
   """
 
   loss: jax.Array
-  is_finite: jax.Array
+  diverged_stage: jax.Array
 
 
 def cross_entropy(outputs: jax.Array, labels: jax.Array) -> jax.Array:
@@ -96,7 +98,8 @@ class Replicas:
   Attributes:
     stages: The pipeline.
     make_simulator: `make_simulator(stages, numbers, batch_fn)` makes a
-      `pbp.Simulator` while tracing; `numbers` are one replica's.
+      `pbp.Simulator` with the diagnostic "is_finite" while tracing; `numbers`
+      are one replica's.
     num_replicas: How many.
     numbers: A pytree with a leading axis of replicas: what differs between
       arms, such as prediction horizons; may be empty.
@@ -168,6 +171,44 @@ class Replicas:
       sums.append(self._evaluate(model, self._numbers, batches, *self._images))
     return jax.tree.map(lambda *terms: sum(terms) / len(indices), *sums)
 
+  def abstract_leaves(self) -> list[jax.ShapeDtypeStruct]:
+    """Shapes and dtypes of what `leaves` returns."""
+    return jax.tree.leaves(jax.eval_shape(_without_keys, self._abstract_state))
+
+  def leaves(self, state: pbp.PipelineState) -> list[np.ndarray]:
+    """A state as arrays on the host, which `from_leaves` takes back."""
+    bare = _without_keys(state)
+    replicated = self.fetch(dataclasses.replace(bare, step=None))
+    return jax.tree.leaves(
+      dataclasses.replace(replicated, step=np.asarray(bare.step))
+    )
+
+  def from_leaves(self, leaves: Sequence[np.ndarray]) -> pbp.PipelineState:
+    """The state whose `leaves` these are, on the devices."""
+    like = self._abstract_state
+    bare = jax.tree.unflatten(jax.tree.structure(like), leaves)
+    step = self._put(bare.step, shared=True)
+    bare = self._put(bare.replace(step=None)).replace(step=step)
+    return jax.tree.map(
+      lambda x, like: jax.random.wrap_key_data(x) if _is_key(like) else x,
+      bare,
+      like,
+    )
+
+  @functools.cached_property
+  def _abstract_state(self) -> pbp.PipelineState:
+    """Shapes and dtypes of a state."""
+
+    def init(seeds, numbers):
+      simulator = self.make_simulator(self.stages, numbers, None)
+      return simulator.init(jax.random.key(seeds), self.dataset.example)
+
+    axes = pbp.PipelineState.vmap_axes()
+    seeds = np.zeros(self.num_replicas, np.int32)
+    return jax.eval_shape(
+      jax.vmap(init, (0, 0), axes), seeds, self._host_numbers
+    )
+
   def fetch(self, tree: Any) -> Any:
     """Arrays on the host, without the replicas that only fill a device."""
     return jax.tree.map(lambda x: np.asarray(x)[: self.num_replicas], tree)
@@ -193,10 +234,12 @@ class Replicas:
     return jax.tree.map(put, tree)
 
   @functools.cached_property
+  def _host_numbers(self) -> Any:
+    return jax.tree.map(lambda x: np.asarray(x, np.float32), self.numbers)
+
+  @functools.cached_property
   def _numbers(self) -> Any:
-    return self._put(
-      jax.tree.map(lambda x: np.asarray(x, np.float32), self.numbers)
-    )
+    return self._put(self._host_numbers)
 
   @functools.cached_property
   def _images(self) -> tuple[jax.Array, jax.Array]:
@@ -245,9 +288,15 @@ class Replicas:
       simulator = self.make_simulator(self.stages, numbers, batch_fn)
       indices = indices[:, None]  # micro-batches of one sample
       state, metrics = simulator.run(state, indices, indices)
-      leaves = jax.tree.leaves(state.params)
-      finite = jnp.stack([jnp.isfinite(leaf).all() for leaf in leaves]).all()
-      return state, Chunk(metrics["loss"], finite)
+      # Measured are the weights that a sample finds: those after the sample
+      # before it.
+      last = diagnostics.are_finite(state.params)
+      is_finite = jnp.concatenate([metrics["is_finite"][1:], last[None]])
+      stage = np.arange(len(self.stages))
+      nearest = jnp.where(is_finite, -1, stage).max(1)
+      is_loss_finite = jnp.isfinite(metrics["loss"])
+      where = jnp.where(is_loss_finite, nearest, stage[-1])
+      return state, Chunk(metrics["loss"], where)
 
     axes = pbp.PipelineState.vmap_axes()
     spread = self._spread(train, (axes, 0, 0, None, None), (axes, 0))
@@ -277,3 +326,14 @@ class Replicas:
       return jax.tree.map(lambda x: x.sum(), jax.lax.map(sums, batches))
 
     return self._jit(self._spread(evaluate, (0, 0, None, None, None), 0))
+
+
+def _is_key(x: Any) -> bool:
+  return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+def _without_keys(state: pbp.PipelineState) -> pbp.PipelineState:
+  """A state with the data of its random keys in their place."""
+  return jax.tree.map(
+    lambda x: jax.random.key_data(x) if _is_key(x) else x, state
+  )

@@ -61,12 +61,20 @@ def results_table(results: Mapping[str, Any]) -> rich_table.Table:
       f"{arm['train_seconds']:.1f} s"
       + (f" ({together} arms)" if together > 1 else ""),
     )
-    diverged = [at for at in arm["diverged_at"] if at is not None]
+    diverged = [
+      (at, stage)
+      for at, stage in zip(
+        arm["diverged_at"], arm["diverged_stage"], strict=True
+      )
+      if at is not None
+    ]
     if diverged:
+      first, stage = min(diverged)
       table.add_row(
         "",
         f"[red]{len(diverged)} of {len(arm['diverged_at'])} seeds diverged[/]",
-        f"[red]from sample {min(diverged)}[/]",
+        f"[red]from sample {first}[/]",
+        f"[red]stage {stage}[/]",
       )
   return table
 

@@ -2,31 +2,32 @@
 
 `results.json` is written at the run's start with `"status": "incomplete"` and
 at its end with `"done"`. It never holds NaN: what a diverged seed has no number
-for is null.
+for is null, and its arm's status is `"diverged"`.
 """
 
 from collections.abc import Mapping, Sequence
 import dataclasses
-import importlib.metadata
 import json
 import math
 import os
 import pathlib
-import platform
 import statistics
-import subprocess
-import tempfile
 from typing import Any, Protocol
 
-import jax
 import numpy as np
+
+from experiments import versions as versions_lib
 
 FILE_NAME = "results.json"
 
-# What says where a run is or works, not what it computes.
-_PLACES = ("workdir", "data_dir")
+# Being written; left behind where a program was killed.
+_PART_NAME = FILE_NAME + ".part"
 
-_PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "pbp_jax")
+# What says where and how safely a run works, not what it computes.
+_NOT_OF_THE_NUMBERS = frozenset({
+  "workdir", "data_dir", "checkpoint_minutes", "checkpoint_samples",
+  "checkpoints_kept", "resume", "resume_anyway",
+})  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +40,8 @@ class ArmResult:
     final_loss: Mean over the training split, likewise.
     diverged_at: Index of the sample whose loss, or whose update's weights,
       were the first not to be finite; None if all were.
+    diverged_stage: The stage where that showed: the last one if it was the
+      loss, else the one nearest to the loss whose weights weren't finite.
     curve: `samples` seen and the mean training `loss` over the samples since
       the entry before, `[seed][entry]`; `accuracy_samples` and test
       `accuracy`, `[seed][entry]`.
@@ -50,6 +53,7 @@ class ArmResult:
   final_accuracy: Sequence[float | None]
   final_loss: Sequence[float | None]
   diverged_at: Sequence[int | None]
+  diverged_stage: Sequence[int | None]
   curve: Mapping[str, Any]
   train_seconds: float
   trained_with: Sequence[str]
@@ -58,7 +62,9 @@ class ArmResult:
     """The arm's entry in `results.json`."""
     accuracy_mean, accuracy_std = mean_and_std(self.final_accuracy)
     loss_mean, loss_std = mean_and_std(self.final_loss)
+    is_diverged = any(index is not None for index in self.diverged_at)
     return {
+      "status": "diverged" if is_diverged else "done",
       "final_accuracy": list(self.final_accuracy),
       "final_loss": list(self.final_loss),
       "accuracy_mean": accuracy_mean,
@@ -66,10 +72,21 @@ class ArmResult:
       "loss_mean": loss_mean,
       "loss_std": loss_std,
       "diverged_at": list(self.diverged_at),
+      "diverged_stage": list(self.diverged_stage),
       "curve": dict(self.curve),
       "train_seconds": round(self.train_seconds, 3),
       "trained_with": list(self.trained_with),
     }
+
+  @classmethod
+  def from_json(cls, entry: Mapping[str, Any]) -> "ArmResult":
+    """The result whose `as_json` is this."""
+    names = [field.name for field in dataclasses.fields(cls)]
+    return cls(**{name: entry[name] for name in names})
+
+
+class WorkdirError(ValueError):
+  """A folder that can't be written, or whose files can't be used."""
 
 
 class Entry(Protocol):
@@ -121,14 +138,17 @@ class Workdir:
     path: The folder.
     config: The run's configuration as JSON would give it back.
     finished: The results, if the run has ended before; else None.
+    unfinished: The results so far, if the run was broken off; else None.
     versions: What runs, as of the claim: the checkout may move on meanwhile.
+      `earlier` holds others that parts of the run were computed by.
   """
 
   path: pathlib.Path
   config: Mapping[str, Any]
   finished: Mapping[str, Any] | None = None
+  unfinished: Mapping[str, Any] | None = None
   versions: Mapping[str, Any] = dataclasses.field(
-    default_factory=lambda: versions()
+    default_factory=versions_lib.here
   )
 
   @classmethod
@@ -137,22 +157,27 @@ class Workdir:
 
     Args:
       path: A folder that is absent, empty, or holds this very run, whether
-        finished or broken off (which then starts again).
+        finished or broken off.
       config: The run's configuration, a dataclass.
 
     Returns:
       The folder.
 
     Raises:
-      ValueError: If the path is no folder, or holds anything else.
+      ValueError: If the path is no folder, can't be written, or holds anything
+        else.
     """
     path = pathlib.Path(path)
     own = json.loads(json.dumps(dataclasses.asdict(config)))
-    if not path.exists():
-      return cls(path, own)
-    if not path.is_dir():
+    nearest = next(p for p in (path, *path.absolute().parents) if p.exists())
+    if not nearest.is_dir():
       raise ValueError(f"workdir must be a folder, got the file {str(path)!r}.")
-    if not any(path.iterdir()):
+    if not os.access(nearest, os.W_OK | os.X_OK):
+      raise ValueError(
+        f"workdir must be writable, {str(nearest)!r} is not. Nothing was"
+        " written; name another folder."
+      )
+    if nearest != path or {p.name for p in path.iterdir()} <= {_PART_NAME}:
       return cls(path, own)
     found = _read(path / FILE_NAME)
     if found is None:
@@ -160,17 +185,70 @@ class Workdir:
         f"workdir={str(path)!r} holds something that isn't a run of this"
         " program. Nothing was written; name a new or an empty folder."
       )
-    differences = [
-      f"{name}={found['config'].get(name)!r} there, {own.get(name)!r} here"
-      for name in sorted({*found["config"], *own})
-      if name not in _PLACES and found["config"].get(name) != own.get(name)
-    ]
+    differences = versions_lib.differences(
+      of_the_numbers(found["config"]), of_the_numbers(own)
+    )
     if differences:
       raise ValueError(
         f"workdir={str(path)!r} holds another run: {'; '.join(differences)}."
         " Nothing was written; name a new or an empty folder."
       )
-    return cls(path, own, found if found["status"] == "done" else None)
+    if found["status"] == "done":
+      return cls(path, own, finished=found)
+    return cls(path, own, unfinished=found)
+
+  def resumed(self, anyway: bool = False) -> "Workdir":
+    """The folder of the unfinished run, to go on with; writes nothing.
+
+    Args:
+      anyway: Whether to go on where other versions began; the results then
+        name both.
+
+    Returns:
+      The folder. Its versions are those that the run began with.
+
+    Raises:
+      ValueError: If other versions began, which may change numbers.
+    """
+    if self.unfinished is None or not (
+      self.unfinished["arms"] or self.checkpoints_path.exists()
+    ):
+      return self  # nothing was computed yet
+    before = self.unfinished["versions"]
+    differences = versions_lib.differences(
+      versions_lib.of_the_numbers(before),
+      versions_lib.of_the_numbers(self.versions),
+    )
+    if not differences:
+      return dataclasses.replace(self, versions=before)
+    if not anyway:
+      raise ValueError(
+        f"workdir={str(self.path)!r} holds a run that other versions began:"
+        f" {'; '.join(differences)}. Going on could change its numbers. Nothing"
+        " was written; name a new folder, or go on with --resume_anyway."
+      )
+    begun = {k: v for k, v in before.items() if k != "earlier"}
+    earlier = [*before.get("earlier", []), begun]
+    return dataclasses.replace(
+      self, versions={**self.versions, "earlier": earlier}
+    )
+
+  @property
+  def checkpoints_path(self) -> pathlib.Path:
+    """The folder of the run's checkpoints."""
+    return self.path / "checkpoints"
+
+  @property
+  def ended(self) -> dict[str, ArmResult]:
+    """The arms of an unfinished run that have ended."""
+    arms = self.unfinished["arms"] if self.unfinished else {}
+    try:
+      return {name: ArmResult.from_json(arm) for name, arm in arms.items()}
+    except (AttributeError, KeyError, TypeError) as error:
+      raise ValueError(
+        f"{str(self.path / FILE_NAME)!r} is damaged: an arm's entry lacks"
+        f" {error}. Nothing was written; name a new folder."
+      ) from error
 
   def write(self, status: str, arms: Mapping[str, Entry]) -> dict[str, Any]:
     """Writes `results.json`, whole or not at all.
@@ -181,6 +259,10 @@ class Workdir:
 
     Returns:
       What was written.
+
+    Raises:
+      WorkdirError: If the folder can't be written.
+      ValueError: If there is a number that JSON does not have.
     """
     results = {
       "status": status,
@@ -189,24 +271,28 @@ class Workdir:
       "arms": {name: arm.as_json() for name, arm in arms.items()},
     }
     text = json.dumps(results, indent=1, allow_nan=False) + "\n"
-    self.path.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(
-      "w", dir=self.path, prefix=FILE_NAME, suffix=".part", delete=False
-    ) as f:
-      f.write(text)
-    os.chmod(f.name, 0o644)
-    os.replace(f.name, self.path / FILE_NAME)
+    try:
+      self.path.mkdir(parents=True, exist_ok=True)
+      part = self.path / _PART_NAME
+      with part.open("w") as f:
+        f.write(text)
+        f.flush()
+        os.fsync(f.fileno())
+      part.replace(self.path / FILE_NAME)
+    except OSError as error:
+      raise WorkdirError(
+        f"workdir={str(self.path)!r} must be writable: {error}. What stood"
+        " there before still does."
+      ) from error
     return json.loads(text)
 
 
-def versions() -> dict[str, Any]:
-  """What the numbers depend on besides the configuration."""
-  devices = jax.devices()
+def of_the_numbers(config: Mapping[str, Any]) -> dict[str, Any]:
+  """The part of a configuration that says what is computed."""
   return {
-    "python": platform.python_version(),
-    **{name: importlib.metadata.version(name) for name in _PACKAGES},
-    "device": f"{len(devices)} x {devices[0].device_kind}",
-    "commit": _commit(),
+    name: value
+    for name, value in config.items()
+    if name not in _NOT_OF_THE_NUMBERS
   }
 
 
@@ -220,21 +306,3 @@ def _read(path: pathlib.Path) -> dict[str, Any] | None:
   if not isinstance(found, dict) or set(found) != known:
     return None
   return found
-
-
-def _commit() -> str | None:
-  """The checkout's commit, with "+" if files differ from it."""
-  git = ["git", "-C", str(pathlib.Path(__file__).parent)]
-  try:
-    commit, changes = (
-      subprocess.run(
-        [*git, *command], capture_output=True, text=True, check=True
-      ).stdout.strip()
-      for command in (
-        ("rev-parse", "--short=12", "HEAD"),
-        ("status", "--porcelain", "--untracked-files=no"),
-      )
-    )
-  except (OSError, subprocess.CalledProcessError):
-    return None
-  return commit + ("+" if changes else "")

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
+from experiments import checkpoints as checkpoints_lib
 from experiments import plans, results
 from experiments import replicas as replicas_lib
 import pbp_jax as pbp
@@ -43,6 +44,7 @@ class Progress:
     accuracies: For each look its place and accuracies `[replicas]`.
     diverged_at: For each replica the index of the first sample that was not
       finite, -1 if there is none.
+    diverged_stage: The stage where that showed, -1 likewise.
     seconds: Seconds of training.
   """
 
@@ -51,7 +53,47 @@ class Progress:
   losses: list[tuple[int, np.ndarray]]
   accuracies: list[tuple[int, np.ndarray]]
   diverged_at: np.ndarray
+  diverged_stage: np.ndarray
   seconds: float = 0.0
+
+  @classmethod
+  def start(cls, state: pbp.PipelineState, num_replicas: int) -> "Progress":
+    """Before the first sample."""
+    none = np.full(num_replicas, -1)
+    return cls(state, 0, [], [], diverged_at=none, diverged_stage=none)
+
+  @classmethod
+  def from_json(
+    cls, state: pbp.PipelineState, progress: Mapping[str, Any]
+  ) -> "Progress":
+    """The progress whose `as_json` this is."""
+    points = lambda curve: [(end, np.array(values)) for end, values in curve]
+    return cls(
+      state,
+      progress["samples"],
+      points(progress["losses"]),
+      points(progress["accuracies"]),
+      np.array(progress["diverged_at"]),
+      np.array(progress["diverged_stage"]),
+      progress["seconds"],
+    )
+
+  def as_json(self) -> dict[str, Any]:
+    """All but the state, of what JSON can hold; exact."""
+    points = lambda curve: [(end, values.tolist()) for end, values in curve]
+    return {
+      "samples": self.samples,
+      "losses": points(self.losses),
+      "accuracies": points(self.accuracies),
+      "diverged_at": self.diverged_at.tolist(),
+      "diverged_stage": self.diverged_stage.tolist(),
+      "seconds": self.seconds,
+    }
+
+  @property
+  def has_diverged(self) -> bool:
+    """Whether no replica is left."""
+    return bool((self.diverged_at >= 0).all())
 
   def record(
     self,
@@ -61,17 +103,19 @@ class Progress:
     evaluation: replicas_lib.Evaluation | None,
   ) -> None:
     """Adds a chunk that began at sample `start`, and waits for it."""
-    loss = replicas.fetch(chunk.loss)
-    count = loss.shape[1]
-    is_finite = np.isfinite(loss)
-    first = np.where(is_finite.all(1), count - 1, is_finite.argmin(1))
-    ends_finite = is_finite.all(1) & replicas.fetch(chunk.is_finite)
-    is_new = ~ends_finite & (self.diverged_at < 0)
+    loss, where = replicas.fetch(chunk)
+    end = start + loss.shape[1]
+    is_diverged = where >= 0
+    first = is_diverged.argmax(1)
+    is_new = is_diverged.any(1) & (self.diverged_at < 0)
+    stage = np.take_along_axis(where, first[:, None], axis=1)[:, 0]
     self.diverged_at = np.where(is_new, start + first, self.diverged_at)
-    self.losses.append((start + count, loss.mean(1)))
+    self.diverged_stage = np.where(is_new, stage, self.diverged_stage)
+    self.losses.append((end, loss.mean(1)))
     if evaluation is not None:
       accuracy = replicas.fetch(evaluation.accuracy)
-      self.accuracies.append((start + count, accuracy))
+      self.accuracies.append((end, accuracy))
+    self.samples = end
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -116,21 +160,31 @@ def families(
 
 
 def train_family(
-  task: Task, arms: Sequence[pbp.presets.Arm], on_progress: OnProgress
+  task: Task,
+  arms: Sequence[pbp.presets.Arm],
+  on_progress: OnProgress,
+  checkpoints: checkpoints_lib.Checkpoints | None = None,
 ) -> dict[str, results.ArmResult]:
   """Trains arms of one family, all seeds of all of them side by side.
 
   A seed's initial weights, noise and order of the data are the same in every
-  arm. A replica whose loss or weights stop being finite is marked; the others
-  go on.
+  arm. A replica whose loss or weights stop being finite is marked: it counts
+  as ended there, though its lane of the program computes on, and the others go
+  on. When none is left, training stops.
 
   Args:
     task: The task.
     arms: The arms, of one family.
     on_progress: Told after every chunk.
+    checkpoints: Where training goes on from, if there is any, and is saved.
 
   Returns:
     The arms' results by name.
+
+  Raises:
+    checkpoints.CheckpointError: If there are checkpoints and none is good, or
+      the disk has no room for them.
+    interruption.Interrupted: If the run was asked to end; it is saved.
   """
   plan = task.plan
   num_train = len(task.dataset.train_images)
@@ -140,23 +194,16 @@ def train_family(
   names = [arm.name for arm in arms]
 
   began = time.perf_counter()
-  for_each_arm = lambda x: jax.numpy.concatenate([x] * len(arms))
-  progress = Progress(
-    state=replicas.init(
-      for_each_arm(task.seed_keys),
-      jax.tree.map(for_each_arm, task.initial_params),
-    ),
-    samples=0,
-    losses=[],
-    accuracies=[],
-    diverged_at=np.full(replicas.num_replicas, -1),
-  )
+  progress = _start_or_resume(task, replicas, len(arms), checkpoints)
+  began -= progress.seconds
   label = names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "")
   doing = f"train {label}"
-  on_progress(doing, 0, plan.total_samples)
+  on_progress(doing, progress.samples, plan.total_samples)
   looks = set(plan.looks())
   pending = None
   for start, end in plan.chunks():
+    if end <= progress.samples or progress.has_diverged:
+      continue
     indices = np.tile(order(start, end), (len(arms), 1))
     progress.state, chunk = replicas.train(progress.state, indices)
     evaluation = None
@@ -164,18 +211,20 @@ def train_family(
       evaluation = replicas.evaluate(
         progress.state, test_images[: plan.accuracy_images]
       )
-    progress.samples = end
     # The host reads a chunk while the devices are busy with the next one.
     if pending is not None:
       progress.record(replicas, *pending)
-    pending = (start, chunk, evaluation)
+    # What came after the sample by which all had diverged is not recorded.
+    pending = None if progress.has_diverged else (start, chunk, evaluation)
     on_progress(doing, start, plan.total_samples)
-    if (progress.diverged_at >= 0).all():
-      break
+    if checkpoints is not None and pending and checkpoints.is_due(end):
+      progress.record(replicas, *pending)
+      pending = None
+      progress.seconds = time.perf_counter() - began
+      checkpoints.save(replicas.leaves(progress.state), progress.as_json())
   if pending is not None:
     progress.record(replicas, *pending)
-  on_progress(doing, progress.samples, plan.total_samples)
-  progress.seconds += time.perf_counter() - began
+  progress.seconds = time.perf_counter() - began
   on_progress(doing, plan.total_samples, plan.total_samples)
   final = _final_evaluation(
     replicas,
@@ -186,7 +235,28 @@ def train_family(
     },
     lambda done, total: on_progress(f"evaluate {label}", done, total),
   )
-  return _arm_results(names, final, progress)
+  return _arm_results(names, len(task.stages), final, progress)
+
+
+def _start_or_resume(
+  task: Task,
+  replicas: replicas_lib.Replicas,
+  num_arms: int,
+  checkpoints: checkpoints_lib.Checkpoints | None,
+) -> Progress:
+  """The progress of the last checkpoint, or that before the first sample."""
+  if checkpoints is not None:
+    like = replicas.abstract_leaves()
+    if found := checkpoints.load(like):
+      leaves, progress = found
+      return Progress.from_json(replicas.from_leaves(leaves), progress)
+    checkpoints.check_room(like)
+  for_each_arm = lambda x: jax.numpy.concatenate([x] * num_arms)
+  state = replicas.init(
+    for_each_arm(task.seed_keys),
+    jax.tree.map(for_each_arm, task.initial_params),
+  )
+  return Progress.start(state, replicas.num_replicas)
 
 
 def _final_evaluation(
@@ -223,6 +293,7 @@ def _replicas(
       schedule=arms[0].schedule,
       backward=arms[0].backward,
       batch_fn=batch_fn,
+      diagnostics=("is_finite",),
     )
 
   num_seeds = task.plan.num_seeds
@@ -240,6 +311,7 @@ def _replicas(
 
 def _arm_results(
   names: Sequence[str],
+  num_stages: int,
   final: Mapping[str, replicas_lib.Evaluation],
   progress: Progress,
 ) -> dict[str, results.ArmResult]:
@@ -248,6 +320,8 @@ def _arm_results(
   losses = np.stack([evaluation.loss for evaluation in final.values()])
   overflow = ~np.isfinite(losses).all(0) & (progress.diverged_at < 0)
   diverged_at = np.where(overflow, progress.samples - 1, progress.diverged_at)
+  last = num_stages - 1
+  diverged_stage = np.where(overflow, last, progress.diverged_stage)
 
   def by_arm(values: Any) -> np.ndarray:
     return np.reshape(values, (len(names), -1, *np.shape(values)[1:]))
@@ -266,15 +340,18 @@ def _arm_results(
 
   loss_places, losses = curve(progress.losses)
   accuracy_places, accuracies = curve(progress.accuracies)
+  at, stage = (
+    [[int(x) if x >= 0 else None for x in arm] for arm in by_arm(values)]
+    for values in (diverged_at, diverged_stage)
+  )
   accuracy = final_values(final["test"].accuracy)
   loss = final_values(final["train"].loss)
   return {
     name: results.ArmResult(
       final_accuracy=accuracy[i],
       final_loss=loss[i],
-      diverged_at=[
-        int(index) if index >= 0 else None for index in by_arm(diverged_at)[i]
-      ],
+      diverged_at=at[i],
+      diverged_stage=stage[i],
       curve={
         "samples": loss_places,
         "loss": results.finite_or_none(losses[i]),

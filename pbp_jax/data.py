@@ -44,6 +44,9 @@ class Dataset:
       the *training* split's numbers.
     test_labels: Int32 `[num_test]`.
     num_classes: Number of classes; labels are `0 .. num_classes - 1`.
+
+  Raises:
+    ValueError: If an array is not as described, or a pixel is not finite.
   """
 
   name: str
@@ -52,6 +55,37 @@ class Dataset:
   test_images: np.ndarray
   test_labels: np.ndarray
   num_classes: int
+
+  def __post_init__(self):
+    for split in ("train", "test"):
+      images, labels = (
+        np.asarray(getattr(self, f"{split}_{part}"))
+        for part in ("images", "labels")
+      )
+      shape = (len(images), *np.shape(self.train_images)[1:])
+      if images.ndim != 4 or images.shape != shape or not images.size:
+        raise ValueError(
+          f"{split}_images must be [images, height, width, channels], at least"
+          f" one and all splits' alike, got shape {images.shape}."
+        )
+      if images.dtype != np.float32:
+        raise ValueError(f"{split}_images must be float32, got {images.dtype}.")
+      if labels.shape != images.shape[:1] or labels.dtype != np.int32:
+        raise ValueError(
+          f"{split}_labels must be int32 of shape {images.shape[:1]}, one for"
+          f" each image, got {labels.dtype} of shape {labels.shape}."
+        )
+      is_finite = np.isfinite(images).all((1, 2, 3))
+      if not is_finite.all():
+        raise ValueError(
+          f"{split}_images must be finite, image {is_finite.argmin()} is not."
+        )
+      is_known = (labels >= 0) & (labels < self.num_classes)
+      if not is_known.all():
+        raise ValueError(
+          f"{split}_labels must be from 0 to {self.num_classes - 1}, got"
+          f" {labels[is_known.argmin()]} for image {is_known.argmin()}."
+        )
 
   @property
   def example_shape(self) -> tuple[int, int, int]:

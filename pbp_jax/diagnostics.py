@@ -18,6 +18,10 @@ from pbp_jax.stages import PyTree
 # Name -> what it is, for stage s and micro-batch i.
 NAMES = {
   "lag": "forward lag in updates",
+  "is_finite": (
+    "whether the newest weights, before this micro-batch's update, are finite;"
+    " one pass over the weights"
+  ),
   "weight_distance": (
     "|| forward view - newest weights ||: the prediction error with the view;"
     " one pass over the weights"
@@ -73,6 +77,8 @@ def measure(
   metrics = {}
   if "lag" in names:
     metrics["lag"] = jnp.asarray(lags, jnp.int32)
+  if "is_finite" in names:
+    metrics["is_finite"] = are_finite(params)
   if "weight_distance" in names:
     metrics["weight_distance"] = _distances(params_fwd, params)
   if "stale_weight_distance" in names:
@@ -95,6 +101,30 @@ def measure(
     if "gradient_norm_ratio" in names:
       metrics["gradient_norm_ratio"] = safe(norms / safe(fresh_norms))
   return metrics
+
+
+def are_finite(params: Sequence[PyTree]) -> jax.Array:
+  """Whether all weights of each stage are finite, bools `[S]`.
+
+  Args:
+    params: The weights of each stage.
+
+  Returns:
+    The bools, true for a stage without weights.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> import pbp_jax as pbp
+    >>> params = ({"w": jnp.ones(2)}, {"w": jnp.array([0.0, jnp.nan])}, {})
+    >>> pbp.diagnostics.are_finite(params).tolist()
+    [True, False, True]
+  """
+  return jnp.stack(
+    [
+      jnp.all(jnp.array([jnp.isfinite(x).all() for x in jax.tree.leaves(tree)]))
+      for tree in params
+    ]
+  )
 
 
 def delay_histogram(
