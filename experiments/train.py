@@ -13,11 +13,12 @@ Hardware, time and numbers: experiments/README.md.
 for a reference batch size and scaled to the samples of one update.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import math
 import os
 import pathlib
+import sys
 from typing import Any
 
 from absl import app, flags, logging
@@ -25,7 +26,16 @@ import jax
 import optax
 import rich
 
-from experiments import config_flags, plans, reporting, results, runner
+from experiments import (
+  checkpoints,
+  config_flags,
+  interruption,
+  plans,
+  reporting,
+  results,
+  resumable,
+  runner,
+)
 import pbp_jax as pbp
 from pbp_jax import data, plotting
 
@@ -58,7 +68,16 @@ class Config:
     accuracy_images: Test images for a point of the accuracy curve.
     final_images: Images of each split that the final loss and accuracy are
       measured on; 0 for all, which is what the results are defined by.
-    workdir: Folder for results.json and curves.png; empty or absent at first.
+    workdir: Folder for results.json, curves.png and checkpoints; empty or
+      absent at first. A run that was broken off goes on by the same command.
+    checkpoint_minutes: Minutes between checkpoints, which are written at the
+      end of a chunk; 0 for none by time.
+    checkpoint_samples: Samples between checkpoints; 0 for none by samples.
+    checkpoints_kept: How many of the last checkpoints stay.
+    resume: Whether to go on with an unfinished run in workdir; else such a
+      workdir is refused.
+    resume_anyway: Whether to go on although other versions began, or other
+      code; the results will name both.
     data_dir: Folder of prepared tensorflow-datasets; empty is its default.
     smoke: Whether to shrink the run to a few seconds.
   """
@@ -85,6 +104,11 @@ class Config:
   accuracy_images: int = 500
   final_images: int = 0
   workdir: str = "runs/train"
+  checkpoint_minutes: float = 10.0
+  checkpoint_samples: int = 0
+  checkpoints_kept: int = 2
+  resume: bool = True
+  resume_anyway: bool = False
   data_dir: str = ""
   smoke: bool = False
 
@@ -100,6 +124,9 @@ class Config:
       ("accuracy_points", 1),
       ("accuracy_images", 1),
       ("final_images", 0),
+      ("checkpoint_minutes", 0),
+      ("checkpoint_samples", 0),
+      ("checkpoints_kept", 1),
     ):
       if getattr(self, name) < minimum:
         raise ValueError(
@@ -145,6 +172,12 @@ def prepare(config: Config) -> Job:
   if config.smoke:
     config = smoke_version(config)
   workdir = results.Workdir.claim(config.workdir, config)
+  if workdir.unfinished and not config.resume:
+    raise ValueError(
+      f"workdir={config.workdir!r} holds an unfinished run, and resume is off."
+      " Nothing was written; name a new folder."
+    )
+  workdir = workdir.resumed(config.resume_anyway)
   stages = make_stages(config)
   dataset = data.load(config.dataset, config.data_dir or None)
   num_train = len(dataset.train_images)
@@ -157,25 +190,33 @@ def prepare(config: Config) -> Job:
 def execute(
   job: Job,
   on_progress: runner.OnProgress = lambda task, done, total: None,
+  is_interrupted: Callable[[], bool] = lambda: False,
 ) -> Mapping[str, Any]:
   """Trains all arms and writes the results; a finished run is only read.
 
   Args:
     job: From `prepare`.
     on_progress: Told how far it is.
+    is_interrupted: Asked at the end of each chunk whether to end there.
 
   Returns:
     The contents of `results.json`.
+
+  Raises:
+    results.WorkdirError: If the folder can't be written, or holds checkpoints
+      none of which is good.
+    interruption.Interrupted: If the run was asked to end; it is saved.
   """
   config, workdir = job.config, job.workdir
   if workdir.finished is not None:
     return workdir.finished
-  ended: dict[str, results.ArmResult] = {}
-  workdir.write("incomplete", ended)
-  for family in runner.families(job.arms):
-    ended = ended | runner.train_family(job.task, family, on_progress)
-    workdir.write("incomplete", ended)
-  in_order = {name: ended[name] for name in config.arms}
+  policy = checkpoints.Policy(
+    minutes=config.checkpoint_minutes,
+    samples=config.checkpoint_samples,
+    kept=config.checkpoints_kept,
+    is_interrupted=is_interrupted,
+  )
+  in_order = resumable.train(job.task, job.arms, workdir, policy, on_progress)
   figure = plotting.training_curves(
     {name: arm.curve for name, arm in in_order.items()},
     title=f"{config.dataset}, {config.model}, {len(job.task.stages)} stages:"
@@ -289,8 +330,17 @@ def main(argv: Sequence[str]) -> None:
     job = prepare(config_flags.from_flags(Config))
   except ValueError as error:
     raise app.UsageError(str(error)) from error
-  with reporting.progress_bar() as on_progress:
-    finished = execute(job, on_progress)
+  with (
+    interruption.Interruption() as is_interrupted,
+    reporting.progress_bar() as on_progress,
+  ):
+    try:
+      finished = execute(job, on_progress, is_interrupted)
+    except results.WorkdirError as error:
+      raise app.UsageError(str(error)) from error
+    except interruption.Interrupted as reached:
+      print(f"Ended as asked: {reached}. The same command goes on from there.")
+      sys.exit(interruption.EXIT_CODE)
   rich.print(reporting.results_table(finished))
   print(f"{job.workdir.path}: results.json, curves.png")
 
