@@ -5,7 +5,11 @@ own distributed runtime, every device one forward and one backward a tick.
 docs/devices.md tells how to run it on several hosts.
 """
 
+from pbp_jax.devices.costs import count_costs as count_costs
+from pbp_jax.devices.costs import measure_costs as measure_costs
 from pbp_jax.devices.mesh import make_mesh as make_mesh
+from pbp_jax.devices.partitions import Partition as Partition
+from pbp_jax.devices.partitions import partition as partition
 from pbp_jax.devices.pipeline import Gathered as Gathered
 from pbp_jax.devices.pipeline import Pipeline as Pipeline
 from pbp_jax.devices.pipeline import State as State

@@ -204,7 +204,7 @@ class Passes:
         backward_state.get(state),
       )
       dy = layout.activations.unpack(dy, p + 1)
-      gradients, dx, values = pullback(jax.tree.map(_as_cotangent, dy, y))
+      gradients, dx, values = pullback(jax.tree.map(as_cotangent, dy, y))
       return (
         layout.params.pack(gradients, p),
         layout.activations.pack(jax.tree.map(_as_array, dx), p),
@@ -266,7 +266,7 @@ class Passes:
     return view
 
 
-def _as_cotangent(dy: jax.Array, y: jax.Array) -> Any:
+def as_cotangent(dy: jax.Array, y: jax.Array) -> Any:
   """The cotangent of an output; that of integers has a dtype of its own."""
   if jnp.issubdtype(y.dtype, jnp.inexact):
     return dy

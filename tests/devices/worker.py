@@ -1,0 +1,93 @@
+"""One of several processes that run a pipeline together; started by tests.
+
+`python -m tests.devices.worker ADDRESS NUM_PROCESSES PROCESS_ID VICTIM`: all
+compare the pipeline with the simulator, then run on, until VICTIM is killed.
+"""
+
+import itertools
+import os
+import signal
+import sys
+
+import jax
+import numpy as np
+
+import pbp_jax as pbp
+from tests import chain
+
+_NUM_STAGES = 4
+HEARTBEAT_TIMEOUT_SECONDS = 10
+SETTINGS = {
+  "pb_accumulate3_lwpvd_scd": {"accumulate": 3, "lwp": 1.0, "sc": 1.0},
+  "pb_lwpvd_scd_stash": {"consistency": "stash", "lwp": 1.0, "sc": 1.0},
+}
+
+
+def compare(name):
+  """Says how a case went; returns what it takes to run on."""
+  simulator = _simulator(SETTINGS[name])
+  inputs, targets = chain.samples(40)
+  expected = chain.started(simulator, inputs[0])
+  expected, metrics = simulator.run(expected, inputs, targets)
+  pipeline = pbp.devices.Pipeline(
+    simulator.stages,
+    simulator.loss_fn,
+    simulator.optimizer,
+    simulator.schedule,
+    example=(inputs[0], targets[0]),
+  )
+  state = pipeline.init(jax.random.key(0))
+  run = lambda state: pipeline.run(state, inputs, targets, drain=True)
+  state, found = run(state)
+  gathered = pipeline.gather(state)
+  jax.tree.map(
+    lambda got, wanted: np.testing.assert_allclose(
+      got, wanted, rtol=0, atol=1e-10
+    ),
+    (np.asarray(found["loss"]), gathered.params, gathered.opt_state),
+    (np.asarray(metrics["loss"]), expected.params, expected.opt_state),
+  )
+  print("EQUAL", name, flush=True)
+  return run, state
+
+
+def run_on(run, state, victim):
+  """Runs for ever, but for one process, which kills itself."""
+  for chunk in itertools.count():
+    state, metrics = run(state)
+    np.asarray(metrics["loss"])
+    if chunk == 2 and jax.process_index() == victim:
+      print("KILLED", flush=True)
+      os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _simulator(settings):
+  whole = chain.simulator(settings)
+  schedule = pbp.schedules.pipelined_backprop(
+    _NUM_STAGES, settings.get("accumulate", 1)
+  )
+  if settings.get("consistency") == "stash":
+    schedule = schedule.with_weight_stashing()
+  return pbp.Simulator(
+    whole.stages[:3] + whole.stages[4:],
+    whole.loss_fn,
+    chain.optimizer(settings, schedule.delay),
+    schedule,
+  )
+
+
+def main(address, num_processes, process_id, victim):
+  jax.distributed.initialize(
+    address,
+    num_processes=int(num_processes),
+    process_id=int(process_id),
+    initialization_timeout=60,
+    heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT_SECONDS,
+  )
+  for name in SETTINGS:
+    last = compare(name)
+  run_on(*last, int(victim))
+
+
+if __name__ == "__main__":
+  main(*sys.argv[1:])
