@@ -7,8 +7,7 @@ import pbp_jax as pbp
 
 
 def train(
-  task: runner.Task,
-  arms: Sequence[pbp.presets.Arm],
+  parts: Sequence[tuple[runner.Task, Sequence[pbp.presets.Arm]]],
   workdir: results.Workdir,
   policy: checkpoints.Policy,
   on_progress: runner.OnProgress,
@@ -19,8 +18,7 @@ def train(
   checkpoint, and ends in the numbers it would have had, bit for bit.
 
   Args:
-    task: The task.
-    arms: All arms of the run.
+    parts: All tasks of the run, each with its arms.
     workdir: Its folder, from `Workdir.resumed`.
     policy: When to save.
     on_progress: Told how far it is.
@@ -35,7 +33,10 @@ def train(
   """
   ended = workdir.ended
   workdir.write("incomplete", ended)
-  for i, family in enumerate(runner.families(arms)):
+  families = [
+    (task, family) for task, arms in parts for family in runner.families(arms)
+  ]
+  for i, (task, family) in enumerate(families):
     kept = _checkpoints(workdir, f"family_{i}", family, policy)
     if not all(arm.name in ended for arm in family):
       if policy.is_interrupted():
@@ -43,7 +44,7 @@ def train(
       ended = ended | runner.train_family(task, family, on_progress, kept)
       workdir.write("incomplete", ended)
     kept.remove()
-  return {arm.name: ended[arm.name] for arm in arms}
+  return {arm.name: ended[arm.name] for _, arms in parts for arm in arms}
 
 
 def _checkpoints(

@@ -9,8 +9,8 @@ together nearly all.
 Command: python -m experiments.train --workdir=runs/digits
 Hardware, time and numbers: experiments/README.md.
 
-`--workdir` gets `results.json` and `curves.png`. Rate and momentum are given
-for a reference batch size and scaled to the samples of one update.
+`--workdir` gets `results.json`, `curves.png` and `arms.png`. Rate and momentum
+are given for a reference batch size and scaled to the samples of one update.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -37,7 +37,7 @@ from experiments import (
   runner,
 )
 import pbp_jax as pbp
-from pbp_jax import data, plotting
+from pbp_jax import data, hyperparameters, plotting
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,8 +68,8 @@ class Config:
     accuracy_images: Test images for a point of the accuracy curve.
     final_images: Images of each split that the final loss and accuracy are
       measured on; 0 for all, which is what the results are defined by.
-    workdir: Folder for results.json, curves.png and checkpoints; empty or
-      absent at first. A run that was broken off goes on by the same command.
+    workdir: Folder for results.json, pictures and checkpoints; empty or absent
+      at first. A run that was broken off goes on by the same command.
     checkpoint_minutes: Minutes between checkpoints, which are written at the
       end of a chunk; 0 for none by time.
     checkpoint_samples: Samples between checkpoints; 0 for none by samples.
@@ -216,7 +216,8 @@ def execute(
     kept=config.checkpoints_kept,
     is_interrupted=is_interrupted,
   )
-  in_order = resumable.train(job.task, job.arms, workdir, policy, on_progress)
+  parts = [(job.task, job.arms)]
+  in_order = resumable.train(parts, workdir, policy, on_progress)
   figure = plotting.training_curves(
     {name: arm.curve for name, arm in in_order.items()},
     title=f"{config.dataset}, {config.model}, {len(job.task.stages)} stages:"
@@ -224,6 +225,14 @@ def execute(
     chance_loss=math.log(job.task.dataset.num_classes),
   )
   figure.savefig(workdir.path / "curves.png")
+  plotting.arms_chart(
+    {
+      name: {"loss": arm.final_loss, "accuracy": arm.final_accuracy}
+      for name, arm in in_order.items()
+    },
+    title=f"{config.dataset}, {config.model}: final values of {config.seeds}"
+    " seeds",
+  ).savefig(workdir.path / "arms.png")
   return workdir.write("done", in_order)
 
 
@@ -232,8 +241,8 @@ def run(config: Config) -> Mapping[str, Any]:
   return execute(prepare(config))
 
 
-def make_stages(config: Config) -> tuple[pbp.Stage, ...]:
-  """The pipeline."""
+def make_stages(config: Config, **options: Any) -> tuple[pbp.Stage, ...]:
+  """The pipeline; options are further arguments of the network's function."""
   sizes = {"num_stages": config.num_stages, "width": config.width}
   given = {name: size for name, size in sizes.items() if size}
   if config.num_stages and config.model != "residual_mlp":
@@ -241,34 +250,19 @@ def make_stages(config: Config) -> tuple[pbp.Stage, ...]:
       f"num_stages must be 0 with model={config.model!r}, whose name says its"
       f" depth, got {config.num_stages}."
     )
-  return pbp.models.get(config.model, **given)
+  return pbp.models.get(config.model, **given, **options)
 
 
 def make_arms(
   config: Config, num_stages: int, num_examples: int, total_samples: int
 ) -> list[pbp.presets.Arm]:
   """The arms, their hyperparameters scaled to the samples of one update."""
-  scaled = pbp.scale_hyperparameters(
-    config.learning_rate,
-    config.momentum,
-    reference_batch_size=config.reference_batch_size,
-    batch_size=config.update_interval,
-  )
-  learning_rate: Any = scaled.learning_rate
-  if config.decay_epochs:
-    updates_an_epoch = num_examples / config.update_interval
-    learning_rate = optax.piecewise_constant_schedule(
-      scaled.learning_rate,
-      {
-        round(epoch * updates_an_epoch): config.decay_factor
-        for epoch in config.decay_epochs
-      },
-    )
+  scaled = scaled_hyperparameters(config)
   return [
     pbp.presets.make_arm(
       name,
       num_stages,
-      learning_rate=learning_rate,
+      learning_rate=decaying_rate(config, scaled.learning_rate, num_examples),
       momentum=scaled.momentum,
       weight_decay=config.weight_decay,
       update_interval=config.update_interval,
@@ -276,6 +270,32 @@ def make_arms(
     )
     for name in config.arms
   ]
+
+
+def scaled_hyperparameters(config: Config) -> hyperparameters.Hyperparameters:
+  """Rate and momentum for the samples of one update."""
+  return pbp.scale_hyperparameters(
+    config.learning_rate,
+    config.momentum,
+    reference_batch_size=config.reference_batch_size,
+    batch_size=config.update_interval,
+  )
+
+
+def decaying_rate(
+  config: Config, learning_rate: Any, num_examples: int
+) -> optax.ScalarOrSchedule:
+  """The scaled rate, or the schedule by which it drops after some epochs."""
+  if not config.decay_epochs:
+    return learning_rate
+  updates_an_epoch = num_examples / config.update_interval
+  return optax.piecewise_constant_schedule(
+    learning_rate,
+    {
+      round(epoch * updates_an_epoch): config.decay_factor
+      for epoch in config.decay_epochs
+    },
+  )
 
 
 def make_plan(config: Config, num_examples: int) -> plans.Plan:
@@ -318,6 +338,29 @@ def use_this_machine() -> None:
   jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
 
+def attend(execute: Callable[..., Mapping[str, Any]], job: Any) -> Any:
+  """Executes a job under a progress bar; ends the program if it can't.
+
+  Args:
+    execute: Takes the job, whom to tell and whom to ask, as `execute` here.
+    job: The job.
+
+  Returns:
+    What it returns.
+  """
+  with (
+    interruption.Interruption() as is_interrupted,
+    reporting.progress_bar() as on_progress,
+  ):
+    try:
+      return execute(job, on_progress, is_interrupted)
+    except results.WorkdirError as error:
+      raise app.UsageError(str(error)) from error
+    except interruption.Interrupted as reached:
+      print(f"Ended as asked: {reached}. The same command goes on from there.")
+      sys.exit(interruption.EXIT_CODE)
+
+
 def main(argv: Sequence[str]) -> None:
   """Runs the program."""
   if len(argv) > 1:
@@ -330,19 +373,9 @@ def main(argv: Sequence[str]) -> None:
     job = prepare(config_flags.from_flags(Config))
   except ValueError as error:
     raise app.UsageError(str(error)) from error
-  with (
-    interruption.Interruption() as is_interrupted,
-    reporting.progress_bar() as on_progress,
-  ):
-    try:
-      finished = execute(job, on_progress, is_interrupted)
-    except results.WorkdirError as error:
-      raise app.UsageError(str(error)) from error
-    except interruption.Interrupted as reached:
-      print(f"Ended as asked: {reached}. The same command goes on from there.")
-      sys.exit(interruption.EXIT_CODE)
+  finished = attend(execute, job)
   rich.print(reporting.results_table(finished))
-  print(f"{job.workdir.path}: results.json, curves.png")
+  print(f"{job.workdir.path}: results.json, curves.png, arms.png")
 
 
 if __name__ == "__main__":

@@ -177,6 +177,7 @@ def make_arm(
   weight_decay: float | jax.Array = 0.0,
   update_interval: int = 1,
   num_updates: int | None = None,
+  schedule: schedules.Schedule | None = None,
 ) -> Arm:
   """Makes an arm from its name.
 
@@ -189,13 +190,16 @@ def make_arm(
       momentum.
     update_interval: Micro-batches an update.
     num_updates: Updates that the run is to make: for words that anneal.
+    schedule: A schedule in the place of the base's own, such as a uniform
+      delay. Mitigations go by its `delay`.
 
   Returns:
     The arm.
 
   Raises:
-    ValueError: If a word is unknown, words contradict each other, or a word
-      needs `num_updates`; the error lists what there is.
+    ValueError: If a word is unknown, words contradict each other, a word
+      needs `num_updates`, or the schedule is for other stages or another
+      interval; the error lists what there is.
 
   Example:
     >>> arm = make_arm("pb+lwpvd+scd", 4, learning_rate=0.1, momentum=0.5)
@@ -209,7 +213,14 @@ def make_arm(
   chosen = {w: MITIGATIONS[w] for w in words if w not in CONSISTENCIES}
   _check_places(name, chosen)
 
-  schedule = BASES[base].make(num_stages, update_interval)
+  if schedule is None:
+    schedule = BASES[base].make(num_stages, update_interval)
+  made_for = (schedule.num_stages, schedule.update_interval)
+  if made_for != (num_stages, update_interval):
+    raise ValueError(
+      f"schedule must be for {num_stages} stages and an update interval of"
+      f" {update_interval}, got {made_for[0]} and {made_for[1]}."
+    )
   if "stash" in words:
     schedule = schedule.with_weight_stashing()
   if "recompute" in words and schedule.is_stashed:
