@@ -103,7 +103,7 @@ class Replicas:
     num_replicas: How many.
     numbers: A pytree with a leading axis of replicas: what differs between
       arms, such as prediction horizons; may be empty.
-    dataset: The images, put on every device.
+    dataset: The images, put on every device, all or as they are needed.
     augment: Whether training images are augmented.
     devices: The devices to spread over; as many are used as there are replicas.
   """
@@ -112,7 +112,7 @@ class Replicas:
   make_simulator: Callable[..., pbp.Simulator]
   num_replicas: int
   numbers: Any
-  dataset: data.Dataset
+  dataset: data.Images
   augment: bool
   devices: tuple[Any, ...]  # jax.Device, no type to pyright
 
@@ -141,9 +141,10 @@ class Replicas:
     Returns:
       The next states, and the chunk; neither is waited for.
     """
-    indices = self._put(indices.astype(np.int32))
+    arrays, positions = self._read(indices)
+    positions = self._put(positions.astype(np.int32))
     with jax.transfer_guard("disallow"):
-      return self._train(state, self._numbers, indices, *self._images)
+      return self._train(state, self._numbers, positions, arrays)
 
   def evaluate(
     self, state: pbp.PipelineState, indices: np.ndarray
@@ -163,12 +164,13 @@ class Replicas:
     for start in range(0, len(indices), _EVALUATION_BLOCK):
       block = indices[start : start + _EVALUATION_BLOCK]
       blank = _EVALUATION_BLOCK - len(block)
+      arrays, positions = self._read(np.pad(block, (0, blank), mode="edge"))
       batches = (
-        np.pad(block, (0, blank)).astype(np.int32),
+        positions.astype(np.int32),
         np.pad(np.ones(len(block), np.float32), (0, blank)),
       )
       batches = self._put(batches, shared=True)
-      sums.append(self._evaluate(model, self._numbers, batches, *self._images))
+      sums.append(self._evaluate(model, self._numbers, batches, arrays))
     return jax.tree.map(lambda *terms: sum(terms) / len(indices), *sums)
 
   def abstract_leaves(self) -> list[jax.ShapeDtypeStruct]:
@@ -241,14 +243,16 @@ class Replicas:
   def _numbers(self) -> Any:
     return self._put(self._host_numbers)
 
+  def _read(self, indices: np.ndarray) -> tuple[Any, np.ndarray]:
+    """Arrays on every device that hold these images, and where in them."""
+    if self.dataset.is_resident:
+      return self._resident, indices
+    arrays, positions = self.dataset.read(indices)
+    return self._put(arrays, shared=True), positions
+
   @functools.cached_property
-  def _images(self) -> tuple[jax.Array, jax.Array]:
-    """All images and labels, training split first, on every device."""
-    images = (self.dataset.train_images, self.dataset.test_images)
-    labels = (self.dataset.train_labels, self.dataset.test_labels)
-    return self._put(
-      (np.concatenate(images), np.concatenate(labels)), shared=True
-    )
+  def _resident(self) -> Any:
+    return self._put(self.dataset.read(np.zeros(0, int))[0], shared=True)
 
   # ---- The compiled programs.
 
@@ -283,8 +287,8 @@ class Replicas:
 
   @functools.cached_property
   def _train(self):
-    def train(state, numbers, indices, images, labels):
-      batch_fn = data.batch_function(images, labels, self.augment)
+    def train(state, numbers, indices, arrays):
+      batch_fn = self.dataset.batch_function(arrays, self.augment)
       simulator = self.make_simulator(self.stages, numbers, batch_fn)
       indices = indices[:, None]  # micro-batches of one sample
       state, metrics = simulator.run(state, indices, indices)
@@ -299,24 +303,24 @@ class Replicas:
       return state, Chunk(metrics["loss"], where)
 
     axes = pbp.PipelineState.vmap_axes()
-    spread = self._spread(train, (axes, 0, 0, None, None), (axes, 0))
+    spread = self._spread(train, (axes, 0, 0, None), (axes, 0))
     return self._jit(spread, donate_argnums=0)
 
   @functools.cached_property
   def _evaluate(self):
     size = _EVALUATION_BATCH[self.devices[0].platform]
 
-    def evaluate(model, numbers, block, images, labels):
+    def evaluate(model, numbers, block, arrays):
       params, stage_state = model
       simulator = self.make_simulator(self.stages, numbers, None)
+      look_up = self.dataset.batch_function(arrays)
 
       def sums(batch):
         indices, weights = batch
-        outputs = simulator.predict(params, images[indices], stage_state)
-        loss = optax.softmax_cross_entropy_with_integer_labels(
-          outputs, labels[indices]
-        )
-        correct = outputs.argmax(-1) == labels[indices]
+        images, labels = look_up(jax.random.key(0), indices, indices)
+        outputs = simulator.predict(params, images, stage_state)
+        loss = optax.softmax_cross_entropy_with_integer_labels(outputs, labels)
+        correct = outputs.argmax(-1) == labels
         # Not by weights @ loss: images that fill up may have a loss of inf.
         return Evaluation(
           jnp.where(weights > 0, loss, 0).sum(), (weights * correct).sum()
@@ -325,7 +329,7 @@ class Replicas:
       batches = jax.tree.map(lambda x: x.reshape(-1, size), block)
       return jax.tree.map(lambda x: x.sum(), jax.lax.map(sums, batches))
 
-    return self._jit(self._spread(evaluate, (0, 0, None, None, None), 0))
+    return self._jit(self._spread(evaluate, (0, 0, None, None), 0))
 
 
 def _is_key(x: Any) -> bool:

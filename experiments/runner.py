@@ -130,7 +130,7 @@ class Task:
   """
 
   stages: tuple[pbp.Stage, ...]
-  dataset: data.Dataset
+  dataset: data.Images
   plan: plans.Plan
   augment: bool
 
@@ -187,8 +187,8 @@ def train_family(
     interruption.Interrupted: If the run was asked to end; it is saved.
   """
   plan = task.plan
-  num_train = len(task.dataset.train_images)
-  test_images = num_train + np.arange(len(task.dataset.test_images))
+  num_train = task.dataset.num_train
+  test_images = num_train + np.arange(task.dataset.num_test)
   replicas = _replicas(task, arms)
   order = plans.SampleOrder(plan.seeds, num_train)
   names = [arm.name for arm in arms]
@@ -324,7 +324,8 @@ def _arm_results(
   diverged_stage = np.where(overflow, last, progress.diverged_stage)
 
   def by_arm(values: Any) -> np.ndarray:
-    return np.reshape(values, (len(names), -1, *np.shape(values)[1:]))
+    num_seeds = len(values) // len(names)
+    return np.reshape(values, (len(names), num_seeds, *np.shape(values)[1:]))
 
   def final_values(values: Any) -> list[list[float | None]]:
     return results.finite_or_none(
@@ -332,8 +333,10 @@ def _arm_results(
     )
 
   def curve(points: list[tuple[int, np.ndarray]]) -> Any:
-    places = np.array([samples for samples, _ in points])
-    values = np.stack([values for _, values in points], axis=1)
+    places = np.array([samples for samples, _ in points], int)
+    values = np.zeros((len(diverged_at), len(points)))  # there may be none
+    for i, (_, at_place) in enumerate(points):
+      values[:, i] = at_place
     # Points after the sample that diverged have no meaning.
     is_valid = (diverged_at < 0)[:, None] | (places <= diverged_at[:, None])
     return places.tolist(), by_arm(np.where(is_valid, values, np.nan))

@@ -106,7 +106,7 @@ class Job:
 
   study: study_list.Study
   points: Mapping[str, Point]
-  dataset: data.Dataset
+  dataset: data.Images
   workdir: results.Workdir
 
 
@@ -211,8 +211,8 @@ def _make_part(
 ) -> tuple[runner.Task, list[pbp.presets.Arm]]:
   """The task of these settings, and their arms."""
   setting = job.points[labels[0]].setting
-  stages = study_settings.make_stages(setting)
-  num_examples = len(job.dataset.train_images)
+  stages = study_settings.make_stages(setting, job.dataset.num_classes)
+  num_examples = job.dataset.num_train
   plan = train.make_plan(setting, num_examples)
   arms = [
     study_settings.make_arm(

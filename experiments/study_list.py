@@ -56,7 +56,7 @@ class Study:
   Attributes:
     claim: What the paper says, in one sentence.
     x_label: What the horizontal axis shows.
-    grids: The study by scale: smoke, cpu, paper.
+    grids: The study by scale: smoke, cpu, paper. ImageNet has only paper.
   """
 
   claim: str
@@ -83,6 +83,18 @@ _CIFAR = Setting(
   weight_decay=1e-4,
   decay_epochs=(82.0, 123.0),
   augment=True,
+)
+_IMAGENET = Setting(
+  dataset="imagenet2012",
+  seeds=1,
+  epochs=90,
+  reference_batch_size=256,
+  weight_decay=1e-4,
+  decay_epochs=(30.0, 60.0, 80.0),
+  augment=True,
+  chunk_samples=500,
+  accuracy_images=5000,
+  final_images=50_000,
 )
 _VGG: Changes = {
   "epochs": 300,
@@ -314,6 +326,15 @@ STUDIES: Mapping[str, Study] = types.MappingProxyType(
         ),
         small=_SMALL_RESNET,
       ),
+    ),
+    "imagenet": Study(
+      claim="SC and LWP together restore the accuracy of PB on ImageNet.",
+      x_label="network",
+      grids={
+        "paper": Grid(
+          base=_IMAGENET, lines=_MITIGATED, points=_networks("resnet50")
+        )
+      },
     ),
   }
 )

@@ -53,14 +53,16 @@ class Setting(train.Config):
     return tuple(v for name, v in fields.items() if name not in _OF_AN_ARM)
 
 
-def make_stages(setting: Setting) -> tuple[pbp.Stage, ...]:
-  """The pipeline of a setting."""
+def make_stages(
+  setting: Setting, num_classes: int = 10
+) -> tuple[pbp.Stage, ...]:
+  """The pipeline of a setting, for so many classes."""
   options = {
     "normalization": setting.normalization,
     "group_size": setting.group_size,
   }
   given = {name: value for name, value in options.items() if value}
-  return train.make_stages(setting, **given)
+  return train.make_stages(setting, num_classes=num_classes, **given)
 
 
 def make_arm(

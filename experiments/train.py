@@ -45,7 +45,7 @@ class Config:
   """A run of several arms.
 
   Attributes:
-    dataset: digits, mnist or cifar10.
+    dataset: digits, mnist, cifar10 or imagenet2012.
     model: Name of a network, such as residual_mlp, resnet20 or vgg11.
     num_stages: Stages of residual_mlp, whose depth is free; 0 is the model's
       own default. Other models have the stages their name says.
@@ -180,7 +180,7 @@ def prepare(config: Config) -> Job:
   workdir = workdir.resumed(config.resume_anyway)
   stages = make_stages(config)
   dataset = data.load(config.dataset, config.data_dir or None)
-  num_train = len(dataset.train_images)
+  num_train = dataset.num_train
   plan = make_plan(config, num_train)
   arms = make_arms(config, len(stages), num_train, plan.total_samples)
   task = runner.Task(stages, dataset, plan, config.augment)

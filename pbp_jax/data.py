@@ -8,7 +8,7 @@ index up, and augments, inside the compiled scan.
 `digits` (1797 real 8x8 images) comes inside scikit-learn and needs no network.
 `mnist` and `cifar10` are read with tensorflow-datasets from prepared
 array_record files (`prepared_data`), which needs no TensorFlow; preparing them
-does.
+does. `imagenet2012` is streamed (`imagenet`).
 """
 
 from collections.abc import Callable
@@ -19,12 +19,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pbp_jax import prepared_data
+from pbp_jax import imagenet, prepared_data
 
 # Names of tensorflow-datasets, with their number of classes.
 _TFDS_CLASSES = {"mnist": 10, "cifar10": 10}
 
-NAMES = ("digits", *_TFDS_CLASSES)
+NAMES = ("digits", *_TFDS_CLASSES, "imagenet2012")
 
 # The split of digits is part of its definition: every result depends on it.
 _DIGITS_TRAIN = 1437
@@ -87,6 +87,40 @@ class Dataset:
           f" {labels[is_known.argmin()]} for image {is_known.argmin()}."
         )
 
+  # Whether the device holds the whole set.
+  is_resident = True
+
+  @property
+  def num_train(self) -> int:
+    """Images of the training split."""
+    return len(self.train_images)
+
+  @property
+  def num_test(self) -> int:
+    """Images of the test split."""
+    return len(self.test_images)
+
+  def read(
+    self, indices: np.ndarray
+  ) -> tuple[tuple[np.ndarray, np.ndarray], np.ndarray]:
+    """All images and labels, and where in them are those of the indices.
+
+    Args:
+      indices: Ints; the training split from 0, then the test split.
+
+    Returns:
+      Arrays for `batch_function`, and the indices.
+    """
+    images = np.concatenate([self.train_images, self.test_images])
+    labels = np.concatenate([self.train_labels, self.test_labels])
+    return (images, labels), indices
+
+  def batch_function(
+    self, arrays: tuple[jax.Array, jax.Array], augment: bool = False
+  ) -> Callable[..., tuple[jax.Array, jax.Array]]:
+    """As the function of this name, of the arrays of `read`."""
+    return batch_function(*arrays, augment)
+
   @property
   def example_shape(self) -> tuple[int, int, int]:
     """Shape of one image: height, width, channels."""
@@ -98,16 +132,20 @@ class Dataset:
     return np.zeros((1, *self.example_shape), np.float32)
 
 
-def load(name: str, data_dir: str | os.PathLike | None = None) -> Dataset:
+# What experiments train on.
+Images = Dataset | imagenet.ImageNet
+
+
+def load(name: str, data_dir: str | os.PathLike | None = None) -> Images:
   """Loads a set of images, normalised by its training split.
 
   Args:
-    name: One of `digits`, `mnist`, `cifar10`.
+    name: One of `digits`, `mnist`, `cifar10`, `imagenet2012`.
     data_dir: Folder of prepared tensorflow-datasets; None is that package's
       default, `~/tensorflow_datasets`. `digits` doesn't use it.
 
   Returns:
-    The set.
+    The set; ImageNet is streamed, the others are in memory.
 
   Raises:
     ValueError: If the name is none of these, or the set isn't prepared under
@@ -126,6 +164,8 @@ def load(name: str, data_dir: str | os.PathLike | None = None) -> Dataset:
   if name in _TFDS_CLASSES:
     splits = prepared_data.read(name, data_dir)
     return _normalised(name, *splits, num_classes=_TFDS_CLASSES[name])
+  if name == "imagenet2012":
+    return imagenet.load(data_dir)
   raise ValueError(f"name must be one of {', '.join(NAMES)}, got {name!r}.")
 
 

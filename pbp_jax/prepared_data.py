@@ -4,6 +4,7 @@ Sets prepared as array_record files are read without TensorFlow; preparing them
 needs it, once, by `prepare_command`.
 """
 
+from collections.abc import Sequence
 import hashlib
 import os
 import pathlib
@@ -39,8 +40,8 @@ def read(
     ValueError: If the set isn't prepared under `data_dir`; the message holds
       the command that prepares it.
   """
-  sources = _sources(name, data_dir)
-  path = _cache_path(name, sources[0].dataset_info.data_dir)
+  splits = sources(name, data_dir, ("train", "test"))
+  path = _cache_path(name, splits[0].dataset_info.data_dir)
   if path is not None and path.is_file():
     try:
       with path.open("rb") as raw, np.load(raw) as f:
@@ -50,13 +51,28 @@ def read(
         )
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
       pass  # a damaged cache file is made anew
-  train, test = (_decoded(source) for source in sources)
+  train, test = map(_decoded, splits)
   if path is not None:
     _write_cache(path, train, test)
   return train, test
 
 
-def _sources(name: str, data_dir: str | os.PathLike | None) -> list[Any]:
+def sources(
+  name: str, data_dir: str | os.PathLike | None, splits: Sequence[str]
+) -> list[Any]:
+  """Opens splits of a prepared set.
+
+  Args:
+    name: What tensorflow-datasets calls the set.
+    data_dir: As in `read`.
+    splits: Names of splits.
+
+  Returns:
+    For each split a sequence of records, decoded when one is asked for.
+
+  Raises:
+    ValueError: As `read`.
+  """
   try:
     import tensorflow_datasets as tfds
   except ImportError as error:
@@ -68,7 +84,7 @@ def _sources(name: str, data_dir: str | os.PathLike | None) -> list[Any]:
   try:
     return [
       tfds.data_source(name, split=split, data_dir=data_dir, download=False)
-      for split in ("train", "test")
+      for split in splits
     ]
   except (AssertionError, NotImplementedError, KeyError, OSError) as error:
     # By its version and by what lies there, tfds raises any of these if there
@@ -87,7 +103,7 @@ def prepare_command(
   """The command that prepares a set of tensorflow-datasets for `read`.
 
   Args:
-    name: `mnist` or `cifar10`.
+    name: What tensorflow-datasets calls the set.
     data_dir: Where to put it; None is that package's default.
 
   Returns:

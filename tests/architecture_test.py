@@ -33,6 +33,7 @@ _ROOMS = (
   "quadratic",
   "models",
   "prepared_data",
+  "imagenet",
   "data",
   "plotting",
 )

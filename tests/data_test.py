@@ -71,7 +71,7 @@ class DigitsTest(parameterized.TestCase):
 class LoadErrorsTest(parameterized.TestCase):
   def test_unknown_name_lists_what_exists(self):
     with self.assertRaisesRegex(
-      ValueError, "one of digits, mnist, cifar10, got 'digit'"
+      ValueError, "digits, mnist, cifar10, imagenet2012, got 'digit'"
     ):
       data.load("digit")
 

@@ -14,7 +14,11 @@ import rich.console
 from experiments import runner, studies, study_list, study_settings, train
 import pbp_jax as pbp
 
-_SCALES = ("smoke", "cpu", "paper")
+_GRIDS = [
+  (f"{name}_{scale}", study.grids[scale])
+  for name, study in study_list.STUDIES.items()
+  for scale in study.grids
+]
 _SMALL = study_settings.Setting(
   num_stages=5,
   width=4,
@@ -31,9 +35,8 @@ def _arm(setting, num_stages=5):
 
 
 class SettingsTest(parameterized.TestCase):
-  @parameterized.product(name=list(study_list.STUDIES), scale=_SCALES)
-  def test_every_setting_has_a_pipeline_and_an_arm(self, name, scale):
-    grid = study_list.STUDIES[name].grids[scale]
+  @parameterized.named_parameters(*_GRIDS)
+  def test_every_setting_has_a_pipeline_and_an_arm(self, grid):
     settings = grid.settings()
     self.assertLen(settings, len(grid.lines) * len(grid.points))
     families = {}
@@ -57,7 +60,11 @@ class SettingsTest(parameterized.TestCase):
     study = study_list.STUDIES[name]
     self.assertTrue(study.claim.endswith("."))
     self.assertNotEmpty(study.x_label)
-    self.assertEqual(tuple(study.grids), _SCALES)
+    only_large = name == "imagenet"
+    self.assertEqual(
+      tuple(study.grids),
+      ("paper",) if only_large else ("smoke", "cpu", "paper"),
+    )
 
   def test_uniform_delay_is_the_schedule_of_every_stage(self):
     setting = dataclasses.replace(_SMALL, arm="pb+stash", uniform_delay=7)
@@ -73,6 +80,14 @@ class SettingsTest(parameterized.TestCase):
     told = _arm(dataclasses.replace(_SMALL, arm=arm, told_delay=2.0))
     np.testing.assert_array_equal(told.numbers["horizon"], horizon)
     np.testing.assert_array_equal(told.schedule.max_lag, [8, 6, 4, 2, 0])
+
+  def test_one_program_can_tell_one_delay_only_to_what_has_no_numbers(self):
+    """The weight form's horizon is no number of the arm."""
+    told = [
+      _arm(dataclasses.replace(_SMALL, arm="pb+lwpwd", told_delay=delay))
+      for delay in (1.0, 2.0)
+    ]
+    self.assertNotEqual(told[0].family, told[1].family)
 
   def test_told_twice_the_delay_is_the_word_for_it(self):
     told = _arm(dataclasses.replace(_SMALL, arm="pb+scd", told_delay=2.0))
