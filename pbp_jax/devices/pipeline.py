@@ -310,6 +310,11 @@ class Pipeline:
       "weights": params * slots.versions * self._passes.keeps_weights,
     }
 
+  @property
+  def num_programs(self) -> int:
+    """How many stages are compiled: equal ones are compiled once."""
+    return len(self._passes.forwards.functions)
+
   # ---- What is known before anything runs.
 
   @property

@@ -1,0 +1,199 @@
+"""How runs on devices are started, cut, ended, restored and refused."""
+
+import dataclasses
+
+from absl.testing import absltest, parameterized
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import pbp_jax as pbp
+from tests import chain
+
+_SETTINGS = {"accumulate": 3, "lwp": 1.0, "sc": 1.0}
+
+
+def _pipeline(settings=None, **options):
+  simulator = chain.simulator(settings)
+  arguments = {
+    "stages": simulator.stages,
+    "loss_fn": simulator.loss_fn,
+    "optimizer": simulator.optimizer,
+    "schedule": simulator.schedule,
+    "example": tuple(jax.tree.map(lambda leaf: leaf[0], chain.samples())),
+    **options,
+  }
+  return pbp.devices.Pipeline(**arguments)
+
+
+def _assert_equal(got, expected):
+  jax.tree.map(
+    lambda a, b: np.testing.assert_array_equal(np.asarray(a), np.asarray(b)),
+    got,
+    expected,
+  )
+
+
+class RunTest(absltest.TestCase):
+  def test_init_draws_what_the_simulator_draws(self):
+    stage = pbp.Stage(
+      lambda key, x: {"w": jax.random.normal(key, (x.shape[-1], 2))},
+      lambda params, x: x @ params["w"],
+    )
+    schedule = pbp.schedules.pipelined_backprop(3)
+    example = jnp.ones((1, 4)), jnp.ones((1, 2))
+    arguments = (stage,) * 3, chain.squared_error, optax.sgd(0.1), schedule
+    pipeline = pbp.devices.Pipeline(*arguments, example)
+    key = jax.random.key(5)
+    state = pipeline.init(key)
+    expected = pbp.Simulator(*arguments).init(key, example[0])
+    _assert_equal(pipeline.gather(state).params, expected.params)
+    _assert_equal(
+      jax.random.key_data(state.key), jax.random.key_data(expected.key)
+    )
+
+  def test_chunks_are_their_concatenation(self):
+    pipeline = _pipeline(_SETTINGS)
+    inputs, targets = chain.samples(26)
+    start = pipeline.init(jax.random.key(0))
+    whole, metrics = pipeline.run(start, inputs, targets)
+    state, parts = start, []
+    for chunk in (slice(0, 13), slice(13, 26)):
+      state, part = pipeline.run(
+        state, inputs[chunk], targets[chunk], donate=chunk.start > 0
+      )
+      parts.append(part)
+    state, rest = pipeline.drain(state)
+    whole, whole_rest = pipeline.drain(whole)
+    for name in ("loss", "micro_batch", "busy"):
+      _assert_equal(
+        np.concatenate([np.asarray(part[name]) for part in parts]),
+        metrics[name],
+      )
+    _assert_equal(rest, whole_rest)
+    _assert_equal(pipeline.gather(state), pipeline.gather(whole))
+    np.testing.assert_array_equal(metrics["micro_batch"], np.arange(22))
+    np.testing.assert_array_equal(rest["micro_batch"], np.arange(22, 26))
+
+  def test_a_restored_run_goes_on_as_the_drained_one(self):
+    """In the middle of no update, which a checkpoint would have to hold."""
+    pipeline = _pipeline(_SETTINGS)
+    inputs, targets = chain.samples(24)
+    state = pipeline.init(jax.random.key(0))
+    state, _ = pipeline.run(state, inputs[:12], targets[:12], drain=True)
+    restored = pipeline.restore(state.key, pipeline.gather(state), state.fed)
+    ends = [
+      pipeline.run(each, inputs[12:], targets[12:], drain=True)
+      for each in (state, restored)
+    ]
+    _assert_equal(ends[0][1], ends[1][1])
+    _assert_equal(pipeline.gather(ends[0][0]), pipeline.gather(ends[1][0]))
+    np.testing.assert_array_equal(ends[0][1]["micro_batch"], np.arange(12, 24))
+
+  def test_busy_is_what_the_timetable_says(self):
+    schedule = pbp.schedules.one_f_one_b(5)
+    pipeline = _pipeline(optimizer=optax.sgd(0.02), schedule=schedule)
+    state = pipeline.init(jax.random.key(0))
+    _, metrics = pipeline.run(state, *chain.samples(9), drain=True)
+    table = schedule.timetable(9)
+    expected = np.zeros((table.num_ticks, 5, 2), int)
+    for kind, ticks in enumerate((table.forward_tick, table.backward_tick)):
+      for device in range(5):
+        expected[ticks[device], device, kind] = 1
+    np.testing.assert_array_equal(metrics["busy"], expected)
+
+
+class RefusalTest(parameterized.TestCase):
+  @parameterized.named_parameters(
+    ("backward", {"backward": "stashed"}, 'backward must be "saved"'),
+    (
+      "size",
+      {"schedule": pbp.schedules.pipelined_backprop(4)},
+      "schedule must have as many stages.*5.*has 4",
+    ),
+    (
+      "old_weights",
+      {"schedule": pbp.schedules.vertical_sync(5)},
+      "vertical_sync the forward of micro-batch .* meets version",
+    ),
+    (
+      "no_timetable",
+      {"schedule": pbp.schedules.uniform_delay(5, 2)},
+      "without a timetable",
+    ),
+    (
+      "interleaved",
+      {
+        "stages": chain.stages()[:4],
+        "schedule": pbp.schedules.interleaved(2, 2),
+      },
+      "several stages",
+    ),
+    ("example", {"example": jnp.ones(3)}, "pair"),
+    ("mesh", {"mesh": jax.make_mesh((5,), ("stage",))}, "make_mesh"),
+  )
+  def test_of_arguments(self, options, message):
+    with self.assertRaisesRegex(ValueError, message):
+      _pipeline(**options)
+
+  def test_of_too_few_devices(self):
+    with self.assertRaisesRegex(ValueError, "needs 18 devices, got 8"):
+      pbp.devices.make_mesh(9, num_replicas=2)
+
+  def test_of_a_loss_that_is_no_scalar(self):
+    pipeline = _pipeline(loss_fn=lambda y, target: y - target)
+    state = pipeline.init(jax.random.key(0))
+    with self.assertRaisesRegex(ValueError, "loss_fn must return a real"):
+      pipeline.run(state, *chain.samples(3))
+
+  def test_of_data_of_different_lengths(self):
+    pipeline = _pipeline()
+    state = pipeline.init(jax.random.key(0))
+    inputs, targets = chain.samples(3)
+    with self.assertRaisesRegex(ValueError, "leading axis"):
+      pipeline.run(state, inputs, targets[:2])
+
+  def test_of_draining_an_empty_pipeline(self):
+    pipeline = _pipeline()
+    with self.assertRaisesRegex(ValueError, "in flight"):
+      pipeline.drain(pipeline.init(jax.random.key(0)))
+
+  def test_of_micro_batches_that_replicas_cannot_share(self):
+    stages = chain.stages()[:1] + chain.stages()[-1:]
+    pipeline = _pipeline(
+      stages=stages,
+      optimizer=optax.sgd(0.1),
+      schedule=pbp.schedules.pipelined_backprop(2),
+      mesh=pbp.devices.make_mesh(2, num_replicas=4),
+    )
+    with self.assertRaisesRegex(ValueError, "share evenly"):
+      pipeline.init(jax.random.key(0))
+
+  def test_of_more_than_the_schedule_has(self):
+    table = pbp.schedules.pipelined_backprop(5).timetable(4)
+    pipeline = _pipeline(
+      optimizer=optax.sgd(0.1), schedule=pbp.schedules.from_timetable(table)
+    )
+    state = pipeline.init(jax.random.key(0))
+    with self.assertRaisesRegex(ValueError, "ends after 4 micro-batches"):
+      pipeline.run(state, *chain.samples(5))
+
+
+class MemoryTest(absltest.TestCase):
+  def test_counts_what_each_device_holds(self):
+    pipeline = _pipeline({})
+    weights = np.array([3 * 4 + 4, 20, 20, 20, 4 * 2 + 2])
+    memory = pipeline.memory()
+    np.testing.assert_array_equal(memory["params"], 8 * weights)
+    np.testing.assert_array_equal(memory["opt_state"], 8 * weights)
+    np.testing.assert_array_equal(memory["weights"], 9 * 8 * weights)
+    np.testing.assert_array_equal(
+      memory["inputs"], 9 * 8 * np.array([3, 4, 4, 4, 4])
+    )
+    recomputing = dataclasses.replace(pipeline, backward="recompute")
+    self.assertEqual(recomputing.memory()["weights"].sum(), 0)
+
+
+if __name__ == "__main__":
+  absltest.main()
