@@ -180,6 +180,31 @@ class RefusalTest(parameterized.TestCase):
       pipeline.run(state, *chain.samples(5))
 
 
+class TimelineTest(absltest.TestCase):
+  def test_a_run_is_as_busy_as_its_timetable(self):
+    pipeline = _pipeline(optimizer=optax.sgd(0.02))
+    state = pipeline.init(jax.random.key(0))
+    data = chain.samples(9)
+    after, metrics, timeline = pbp.devices.record(pipeline, state, *data)
+    expected, _ = pipeline.run(state, *data, drain=True)
+    _assert_equal(pipeline.gather(after), pipeline.gather(expected))
+    self.assertLen(metrics["loss"], 9)
+    np.testing.assert_array_equal(timeline.busy, timeline.predicted)
+    self.assertEqual(timeline.utilization, 9 / (9 + 2 * 4))
+    self.assertEqual(timeline.predicted_utilization, 9 / (9 + 2 * 4))
+    self.assertEqual(timeline.seconds_per_tick, timeline.seconds / 17)
+    passes = timeline.busy_time(np.arange(5) * timeline.seconds / 100)
+    self.assertAlmostEqual(passes, 9 * (0 + 1 + 2 + 3 + 4) / 100 / 5)
+    self.assertTrue(str(timeline).endswith("device 4 ....XXXXXXXXX...."))
+
+  def test_micro_batches_in_flight_are_refused(self):
+    pipeline = _pipeline(optimizer=optax.sgd(0.02))
+    data = chain.samples(9)
+    state, _ = pipeline.run(pipeline.init(jax.random.key(0)), *data)
+    with self.assertRaisesRegex(ValueError, "empty pipeline; 9 micro-batches"):
+      pbp.devices.record(pipeline, state, *data)
+
+
 class MemoryTest(absltest.TestCase):
   def test_counts_what_each_device_holds(self):
     pipeline = _pipeline({})
