@@ -319,10 +319,8 @@ def _read_arrays(path: pathlib.Path, like: Sequence[Any]) -> list[np.ndarray]:
     tree = checkpointer.restore(
       path.absolute(), args=ocp.args.StandardRestore()
     )
-  names = [f"{i:06d}" if x.size else None for i, x in enumerate(like)]
-  if set(tree) != set(names) - {None}:
-    raise _DamagedError(f"it holds {len(tree)} arrays, not {len(like)}")
-  return [
-    np.zeros(x.shape, x.dtype) if name is None else np.asarray(tree[name])
-    for name, x in zip(names, like, strict=True)
-  ]
+  blank = {f"{i:06d}": np.zeros(x.shape, x.dtype) for i, x in enumerate(like)}
+  names = [name for name, array in blank.items() if array.size]
+  if sorted(tree) != names:
+    raise _DamagedError(f"it holds {len(tree)} arrays, not {len(names)}")
+  return [np.asarray(array) for array in {**blank, **tree}.values()]
