@@ -4,6 +4,7 @@
 suite does.
 """
 
+import functools
 import os
 
 from absl.testing import absltest
@@ -23,6 +24,10 @@ from tests.reference import timetables as reference_timetables
 
 _WIDTH, _COUNT = 2, 13
 _RATE, _MOMENTUM = 0.05, 0.7
+_TOLERANCE = {
+  "float64": {"rtol": 1e-7, "atol": 1e-10},
+  "float32": {"rtol": 1e-4, "atol": 1e-4},  # of numbers of order 1 to 10
+}
 _DECAYING = lambda count: 0.05 / (1 + 0.1 * count)
 
 
@@ -116,9 +121,26 @@ def _schedules(draw):
   return schedule, ticks, read
 
 
-def _optimizers(name, num_stages, multiple):
+def _optimizers(name, schedule, multiple):
   """Ours, the twin's, and the twin's forward view."""
+  num_stages = schedule.num_stages
   horizons = [multiple * (num_stages - s) for s in range(num_stages)]
+  if name == "arm":
+    horizons = [float(delay) for delay in schedule.delay]
+    arm = pbp.presets.make_arm(
+      "pb+lwpvd+scd",
+      num_stages,
+      learning_rate=_RATE,
+      momentum=_MOMENTUM,
+      update_interval=schedule.update_interval,
+      schedule=schedule,
+    )
+    compensation = optimizers.spike_compensation(_MOMENTUM, horizons)
+    return (
+      arm.optimizer,
+      optimizers.sgdm(_RATE, _MOMENTUM, compensation=compensation),
+      optimizers.velocity_prediction(horizons, _RATE),
+    )
   if name == "lwpv_scd":
     ours = optax.chain(
       pbp.spike_compensation(_MOMENTUM, horizons),
@@ -154,12 +176,13 @@ class RandomTwinTest(absltest.TestCase):
   @hypothesis.given(
     made=_schedules(),
     consistency=st.sampled_from(["saved", "recompute", "stashed"]),
-    optimizer=st.sampled_from(["sgdm_decay", "lwpv_scd", "adam_lwpw"]),
+    optimizer=st.sampled_from(["sgdm_decay", "lwpv_scd", "adam_lwpw", "arm"]),
     multiple=st.sampled_from([0.0, 0.5, 2.0]),
     seed=st.integers(0, 3),
+    dtype=st.sampled_from(["float64", "float32"]),
   )
   def test_scan_computes_what_the_ticks_compute(
-    self, made, consistency, optimizer, multiple, seed
+    self, made, consistency, optimizer, multiple, seed, dtype
   ):
     schedule, ticks, read_version = made
     if consistency == "stashed":
@@ -175,7 +198,7 @@ class RandomTwinTest(absltest.TestCase):
       for _ in range(num_stages)
     ]
     inputs, targets = rng.normal(size=(2, _COUNT, 1, _WIDTH))
-    ours, theirs, view = _optimizers(optimizer, num_stages, multiple)
+    ours, theirs, view = _optimizers(optimizer, schedule, multiple)
     expected = pipeline.run(
       ticks,
       [reference_stages.dense_tanh] * num_stages,
@@ -190,7 +213,7 @@ class RandomTwinTest(absltest.TestCase):
       read_version=read_version,
     )
     # Op by op, which compiles nothing anew for each example.
-    with jax.enable_x64(True), jax.disable_jit():
+    with jax.enable_x64(dtype == "float64"), jax.disable_jit():
       simulator = pbp.Simulator(
         [chain.given(p) for p in params],
         chain.squared_error,
@@ -201,10 +224,13 @@ class RandomTwinTest(absltest.TestCase):
       inputs, targets = jnp.asarray(inputs), jnp.asarray(targets)
       state = simulator.init(jax.random.key(0), inputs[0])
       state, metrics = simulator.run(state, inputs, targets)
-    np.testing.assert_allclose(metrics["loss"], expected.losses, atol=1e-10)
+    self.assertEqual(metrics["loss"].dtype, dtype)
+    close = functools.partial(np.testing.assert_allclose, **_TOLERANCE[dtype])
+    close(metrics["loss"], expected.losses)
     for ours_s, theirs_s in zip(state.params, expected.params, strict=True):
       for name in ("w", "b"):
-        np.testing.assert_allclose(ours_s[name], theirs_s[name], atol=1e-10)
+        self.assertEqual(ours_s[name].dtype, dtype)
+        close(ours_s[name], theirs_s[name])
 
 
 if __name__ == "__main__":
