@@ -30,6 +30,11 @@ _EVALUATION_BLOCK = 500
 _COMPILER_OPTIONS = {"cpu": {"xla_backend_optimization_level": 1}}
 
 
+def compiler_options(platform: str) -> dict[str, Any] | None:
+  """What XLA is told, on a platform, by programs that train."""
+  return _COMPILER_OPTIONS.get(platform)
+
+
 class Evaluation(NamedTuple):
   """Newest raw weights on some images; both `[replicas]`.
 
@@ -84,7 +89,7 @@ def draw_params(
   )
   draw = jax.vmap(lambda key: simulator.init(key, example).params)
   platform = jax.default_backend()
-  draw = jax.jit(draw, compiler_options=_COMPILER_OPTIONS.get(platform))
+  draw = jax.jit(draw, compiler_options=compiler_options(platform))
   return jax.device_get(draw(keys))
 
 
@@ -259,7 +264,7 @@ class Replicas:
   def _jit(self, function: Callable[..., Any], **options) -> Any:
     platform = self.devices[0].platform
     return jax.jit(
-      function, compiler_options=_COMPILER_OPTIONS.get(platform), **options
+      function, compiler_options=compiler_options(platform), **options
     )
 
   def _spread(self, function: Callable[..., Any], in_axes, out_axes):

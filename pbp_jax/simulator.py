@@ -16,7 +16,7 @@ from typing import Any
 import jax
 from jax import core as jax_core
 import jax.numpy as jnp
-from jax.typing import ArrayLike
+from jax.typing import ArrayLike, DTypeLike
 import numpy as np
 import optax
 
@@ -70,6 +70,9 @@ class Simulator:
       device.
     has_aux: Whether `loss_fn` returns `(loss, aux)`. A dict joins the metrics
       under its own names, anything else as "aux".
+    history_dtype: The floating-point dtype in which old weights are kept, such
+      as `jnp.bfloat16`, which halves the memory of float32 ones and rounds what
+      delayed passes meet. None keeps them as they are.
     diagnostics: Names of measurements of staleness that join the metrics, one
       number a stage (`pbp.diagnostics.NAMES`).
 
@@ -99,6 +102,7 @@ class Simulator:
   backward: str = "saved"
   batch_fn: Callable[..., tuple[PyTree, PyTree]] | None = None
   has_aux: bool = False
+  history_dtype: DTypeLike | None = None
   diagnostics: tuple[str, ...] = ()
 
   def __post_init__(self):
@@ -130,6 +134,13 @@ class Simulator:
       raise ValueError(
         f"backward must be one of {allowed} with {self.schedule.name}, got"
         f" {self.backward!r}.{hint}"
+      )
+    if self.history_dtype is not None and not jnp.issubdtype(
+      self.history_dtype, jnp.floating
+    ):
+      raise ValueError(
+        "history_dtype must be a floating-point dtype or None, got"
+        f" {self.history_dtype!r}."
       )
     if not isinstance(self.optimizer, optax.GradientTransformation):
       raise ValueError(
@@ -289,8 +300,12 @@ class Simulator:
       key=key_run,
       params=params,
       opt_state=opt_state,
-      history=weight_history.init(view, self.schedule.max_lag),
-      raw_history=weight_history.init(params, self.schedule.max_lag)
+      history=weight_history.init(
+        view, self.schedule.max_lag, self.history_dtype
+      ),
+      raw_history=weight_history.init(
+        params, self.schedule.max_lag, self.history_dtype
+      )
       if measures_raw and view is not params
       else None,
       stage_state=stage_state,

@@ -4,32 +4,41 @@ from collections.abc import Iterable, Sequence
 import functools
 
 import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike, DTypeLike
+import numpy as np
 
 from pbp_jax import ring_buffers
 from pbp_jax.stages import PyTree
 
 
 def init(
-  weights: Sequence[PyTree], max_lags: Iterable[int]
+  weights: Sequence[PyTree],
+  max_lags: Iterable[int],
+  dtype: DTypeLike | None = None,
 ) -> tuple[PyTree, ...]:
   """Rings all of whose slots hold version 0.
 
   Args:
     weights: Version 0 of each stage.
     max_lags: The largest lag of each stage.
+    dtype: What floating-point weights are kept in; None for their own.
 
   Returns:
     For each stage a ring of `max_lag + 1` slots, its leaves `[slots, ...]`;
     None where there is no lag or there are no weights.
   """
-  return tuple(map(_new_ring, weights, max_lags))
+  return tuple(
+    _new_ring(stage, lag, dtype)
+    for stage, lag in zip(weights, max_lags, strict=True)
+  )
 
 
 def meet(
   history: tuple[PyTree, ...],
   newest: Sequence[PyTree],
   version: jax.Array,
-  lags: Iterable[jax.typing.ArrayLike],
+  lags: ArrayLike,
 ) -> tuple[tuple[PyTree, ...], tuple[PyTree, ...]]:
   """The weights that passes meet, and the rings that they are kept in.
 
@@ -46,23 +55,37 @@ def meet(
   Returns:
     The weights met, and the rings.
   """
+  # All slots at once: a division a stage costs more than a small stage's ring.
+  num_slots = np.array([_num_slots(ring) for ring in history])
+  slots_written = version % num_slots
+  slots_read = (version - jnp.asarray(lags)) % num_slots
   met, rings = [], []
-  for ring, weights, lag in zip(history, newest, lags, strict=True):
+  for s, (ring, weights) in enumerate(zip(history, newest, strict=True)):
     if ring is not None:
-      ring = jax.tree.map(
-        functools.partial(ring_buffers.write, index=version), ring, weights
-      )
-      weights = jax.tree.map(
-        functools.partial(ring_buffers.read, index=version - lag), ring
-      )
+      write = functools.partial(ring_buffers.write_slot, slot=slots_written[s])
+      read = functools.partial(_read_as, slot=slots_read[s])
+      ring = jax.tree.map(write, ring, weights)
+      weights = jax.tree.map(read, ring, weights)
     met.append(weights)
     rings.append(ring)
   return tuple(met), tuple(rings)
 
 
-def _new_ring(weights: PyTree, max_lag: int) -> PyTree:
+def _read_as(ring: jax.Array, like: jax.Array, slot: jax.Array) -> jax.Array:
+  return ring_buffers.read_slot(ring, slot).astype(like.dtype)
+
+
+def _num_slots(ring: PyTree) -> int:
+  return 1 if ring is None else len(jax.tree.leaves(ring)[0])
+
+
+def _new_ring(weights: PyTree, max_lag: int, dtype: DTypeLike | None) -> PyTree:
   if max_lag == 0 or not jax.tree.leaves(weights):
     return None
-  return jax.tree.map(
-    lambda leaf: ring_buffers.full(leaf, int(max_lag) + 1), weights
-  )
+
+  def ring(leaf):
+    if dtype is not None and jnp.issubdtype(leaf.dtype, jnp.floating):
+      leaf = leaf.astype(dtype)
+    return ring_buffers.full(leaf, int(max_lag) + 1)
+
+  return jax.tree.map(ring, weights)

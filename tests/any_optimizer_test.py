@@ -42,7 +42,9 @@ def _loss(params, x, target):
   return chain.squared_error(x, target)
 
 
-def _loop_of_workers(make_optimizer, schedule, horizons, inputs, targets):
+def _loop_of_workers(
+  make_optimizer, schedule, horizons, inputs, targets, dtype=None
+):
   """Final weights and losses, by workers that know their own stage only."""
   num_stages, interval = schedule.num_stages, schedule.update_interval
   versions = [[stage.init(None, None)] for stage in chain.stages()]
@@ -58,10 +60,18 @@ def _loop_of_workers(make_optimizer, schedule, horizons, inputs, targets):
     last = versions[s][version - 1]
     return jax.tree.map(lambda w, u: w + horizons[s] * (w - u), newest, last)
 
+  def kept(view, lag):
+    if dtype is None or not lag:
+      return view
+    return jax.tree.map(lambda w: w.astype(dtype).astype(w.dtype), view)
+
   losses, sums = [], None
   for i, batch in enumerate(zip(inputs, targets, strict=True)):
     lags = schedule.steady_lags[:, 0]
-    met = [view(s, max(0, i // interval - lags[s])) for s in range(num_stages)]
+    met = [
+      kept(view(s, max(0, i // interval - lags[s])), lags[s])
+      for s in range(num_stages)
+    ]
     loss, gradients = loss_and_gradients(met, *batch)
     losses.append(loss)
     sums = gradients if sums is None else optax.tree.add(sums, gradients)
@@ -103,6 +113,43 @@ class AnyOptimizerTest(parameterized.TestCase):
       )
     chex.assert_trees_all_close(metrics["loss"], losses, rtol=1e-10)
     chex.assert_trees_all_close(state.params, params, atol=1e-10)
+
+  def test_old_weights_may_be_kept_in_less_precision(self):
+    schedule = _SCHEDULES["pb"]
+    make_optimizer = lambda: optax.sgd(0.05, 0.9)
+    with jax.enable_x64(True):
+      inputs, targets = chain.samples(_COUNT)
+      simulator = pbp.Simulator(
+        chain.stages(),
+        chain.squared_error,
+        make_optimizer(),
+        schedule,
+        history_dtype=jnp.bfloat16,
+      )
+      state = simulator.init(jax.random.key(0), inputs[0])
+      state, metrics = simulator.run(state, inputs, targets)
+      params, losses = _loop_of_workers(
+        make_optimizer,
+        schedule,
+        np.zeros(chain.NUM_STAGES),
+        inputs,
+        targets,
+        jnp.bfloat16,
+      )
+    rings = jax.tree.leaves(state.history)
+    self.assertEqual({leaf.dtype for leaf in rings}, {np.dtype(jnp.bfloat16)})
+    chex.assert_trees_all_close(metrics["loss"], losses, rtol=1e-10)
+    chex.assert_trees_all_close(state.params, params, atol=1e-10)
+
+  def test_history_of_ints_is_refused(self):
+    with self.assertRaisesRegex(ValueError, "history_dtype.*int8"):
+      pbp.Simulator(
+        chain.stages(),
+        chain.squared_error,
+        optax.sgd(0.1),
+        _SCHEDULES["pb"],
+        history_dtype=jnp.int8,
+      )
 
   def test_velocity_form_needs_a_momentum(self):
     optimizer = optax.chain(

@@ -20,9 +20,8 @@ class DirectionPredictionState(NamedTuple):
   Attributes:
     count: Updates done, int32.
     learning_rate: The rate of the next update, a scalar.
-    forward_horizon: A scalar for each leaf of the parameters.
-    backward_horizon: Likewise; None, a tree that covers no leaf, if the
-      backward pass sees the raw weights.
+    forward_horizon: As given, in arrays.
+    backward_horizon: Likewise; None if the backward pass sees the raw weights.
     direction: The last direction, before its rate, like the parameters.
   """
 
@@ -43,7 +42,7 @@ class DirectionPredictionState(NamedTuple):
         (1, w), (-self.learning_rate * horizon, direction)
       ),
       params,
-      horizon,
+      scalars.spread(horizon, params, "horizon"),
       self.direction,
     )
 
@@ -75,12 +74,12 @@ def predict_along_direction(
     return DirectionPredictionState(
       count=count,
       learning_rate=scalars.rate_at(learning_rate, count),
-      forward_horizon=scalars.per_leaf(
+      forward_horizon=scalars.as_given(
         forward_horizon, direction, "forward_horizon"
       ),
       backward_horizon=None
       if backward_horizon is None
-      else scalars.per_leaf(backward_horizon, direction, "backward_horizon"),
+      else scalars.as_given(backward_horizon, direction, "backward_horizon"),
       direction=direction,
     )
 

@@ -13,7 +13,7 @@ class PastWeightsState(NamedTuple):
   """State of `discrepancy_correction` and `reconstructed_weights`.
 
   Attributes:
-    delay: A scalar for each leaf of the parameters.
+    delay: As given, in arrays.
     average: The moving average of the updates, like the parameters.
   """
 
@@ -30,7 +30,7 @@ class PastWeightsState(NamedTuple):
         (1, w), (-delay, average)
       ),
       params,
-      self.delay,
+      scalars.spread(self.delay, params, "delay"),
       self.average,
     )
 
@@ -51,7 +51,7 @@ def go_back(
 
   def init_fn(params):
     return PastWeightsState(
-      scalars.per_leaf(delay, params, "delay"), optax.tree.zeros_like(params)
+      scalars.as_given(delay, params, "delay"), optax.tree.zeros_like(params)
     )
 
   def update_fn(updates, state, params=None):
@@ -63,6 +63,7 @@ def go_back(
       return arithmetic.linear_combination((1 - keep, update), (keep, last))
 
     averages = jax.tree.map(average, updates, state.average, delays)
-    return updates, PastWeightsState(delays, averages)
+    kept = scalars.as_given(delay, updates, "delay")
+    return updates, PastWeightsState(kept, averages)
 
   return optax.GradientTransformation(init_fn, update_fn)

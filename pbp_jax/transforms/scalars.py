@@ -30,6 +30,56 @@ def per_leaf(value: per_stage.PerStage, params: Any, name: str) -> Any:
   )
 
 
+def as_given(value: per_stage.PerStage, params: Any, name: str) -> Any:
+  """What a state keeps of a value; `spread` makes each leaf's of it again.
+
+  One array a state, and not one a leaf: inside a scan each is copied in every
+  step, and a deep pipeline has many leaves. Only where some leaves are masked
+  it is one a leaf, which says what is covered.
+
+  Args:
+    value: A real scalar, one value a stage, or a pytree prefix.
+    params: The parameters, or optax's placeholder for them.
+    name: What errors call the value.
+
+  Returns:
+    The value as an array, or a prefix as a tree of arrays.
+
+  Raises:
+    ValueError: If the value does not fit.
+  """
+  fitted = per_stage.broadcast(value, params, name)
+  if _has_masked(params):
+    value = fitted
+  elif isinstance(value, list | tuple) and all(map(per_stage.is_scalar, value)):
+    return jnp.stack([jnp.asarray(number, dtype=float) for number in value])
+  return jax.tree.map(lambda number: jnp.asarray(number, dtype=float), value)
+
+
+def spread(kept: Any, params: Any, name: str) -> Any:
+  """Each leaf's value of what `as_given` kept.
+
+  Args:
+    kept: From `as_given`.
+    params: The parameters, whether or not some were masked there.
+    name: What errors call the value.
+
+  Returns:
+    A tree like `params` of scalars; what was masked is masked.
+
+  Raises:
+    ValueError: If the value belongs to other parameters.
+  """
+  if kept is None or _has_masked(kept):
+    return kept
+  return per_stage.broadcast(kept, params, name)
+
+
+def _has_masked(tree: Any) -> bool:
+  is_masked = lambda node: isinstance(node, optax.MaskedNode)
+  return any(map(is_masked, jax.tree.leaves(tree, is_leaf=is_masked)))
+
+
 def check_rate(learning_rate: ArrayLike | optax.Schedule) -> None:
   """Raises a ValueError if a rate is no schedule and no number >= 0."""
   if not callable(learning_rate):

@@ -16,23 +16,27 @@ class SpecTrainState(NamedTuple):
   Attributes:
     count: Updates done, int32.
     learning_rate: The rate of the next update, a scalar.
-    forward_horizon: A scalar for each leaf of the parameters.
+    delay: As given, in arrays.
     backward_horizon: Likewise.
   """
 
   count: jax.Array
   learning_rate: jax.Array
-  forward_horizon: Any
+  delay: Any
   backward_horizon: Any
 
   def predict_view(self, params, enclosing, which):
     """`w - lr T v`; see `views.Prediction`."""
+    horizons = scalars.spread(self.backward_horizon, params, "backward_horizon")
+    if which == "forward":
+      delays = scalars.spread(self.delay, params, "delay")
+      horizons = jax.tree.map(jnp.add, delays, horizons)
     return views.map_covered(
       lambda w, horizon, v: arithmetic.linear_combination(
         (1, w), (-self.learning_rate * horizon, v)
       ),
       params,
-      self.forward_horizon if which == "forward" else self.backward_horizon,
+      horizons,
       views.find_momentum(enclosing),
     )
 
@@ -99,26 +103,23 @@ def spectrain(
 
   def backward_horizons(params):
     if backward_horizon is not None:
-      return scalars.per_leaf(backward_horizon, params, "backward_horizon")
+      return scalars.as_given(backward_horizon, params, "backward_horizon")
     if not jax.tree.leaves(params):
-      return params
+      return jnp.zeros([])  # of nothing
     if not isinstance(params, list | tuple):
       raise ValueError(
         "backward_horizon must be given for parameters that are no list or"
         f" tuple of stages; got None, for {jax.tree.structure(params)}."
       )
-    return scalars.per_leaf(
-      list(range(len(params))), params, "backward_horizon"
-    )
+    stages = list(range(len(params)))
+    return scalars.as_given(stages, params, "backward_horizon")
 
   def make_state(count, tree):
-    delays = scalars.per_leaf(delay, tree, "delay")
-    backward = backward_horizons(tree)
     return SpecTrainState(
       count=count,
       learning_rate=scalars.rate_at(learning_rate, count),
-      forward_horizon=jax.tree.map(jnp.add, delays, backward),
-      backward_horizon=backward,
+      delay=scalars.as_given(delay, tree, "delay"),
+      backward_horizon=backward_horizons(tree),
     )
 
   def init_fn(params):

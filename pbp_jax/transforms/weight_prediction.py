@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 import optax
 
-from pbp_jax.transforms import arithmetic, per_stage, views
+from pbp_jax.transforms import arithmetic, per_stage, scalars, views
 
 FORMS = ("velocity", "weight")
 
@@ -18,7 +18,7 @@ class VelocityPredictionState(NamedTuple):
   Attributes:
     count: Updates done, int32.
     learning_rate: The rate of the next update, a scalar.
-    horizon: A scalar for each leaf of the parameters.
+    horizon: As given, in arrays.
   """
 
   count: jax.Array
@@ -34,7 +34,7 @@ class VelocityPredictionState(NamedTuple):
         (1, w), (-self.learning_rate * horizon, v)
       ),
       params,
-      self.horizon,
+      scalars.spread(self.horizon, params, "horizon"),
       views.find_momentum(enclosing),
     )
 
@@ -43,7 +43,7 @@ class WeightPredictionState(NamedTuple):
   """State of `linear_weight_prediction(form="weight")`.
 
   Attributes:
-    horizon: A scalar for each leaf of the parameters.
+    horizon: As given, in arrays.
     last_update: The last update, like the parameters.
   """
 
@@ -58,7 +58,7 @@ class WeightPredictionState(NamedTuple):
     return views.map_covered(
       lambda w, horizon, u: arithmetic.linear_combination((1, w), (horizon, u)),
       params,
-      self.horizon,
+      scalars.spread(self.horizon, params, "horizon"),
       self.last_update,
     )
 
@@ -118,30 +118,24 @@ def linear_weight_prediction(
       " the momentum buffer, and only then; got form="
       f"{form!r}, learning_rate={learning_rate!r}."
     )
-  if learning_rate is not None and not callable(learning_rate):
-    per_stage.check_numbers(learning_rate, "learning_rate")
-
-  def rate(count):
-    if callable(learning_rate):
-      return jnp.asarray(learning_rate(count), dtype=float)
-    return jnp.asarray(learning_rate, dtype=float)
+  if learning_rate is not None:
+    scalars.check_rate(learning_rate)
 
   def horizons(params):
-    return jax.tree.map(
-      lambda t: jnp.asarray(t, dtype=float),
-      per_stage.broadcast(horizon, params, "horizon"),
-    )
+    return scalars.as_given(horizon, params, "horizon")
+
+  def velocity_state(count, tree):
+    assert learning_rate is not None
+    rate = scalars.rate_at(learning_rate, count)
+    return VelocityPredictionState(count, rate, horizons(tree))
 
   def init_velocity(params):
-    count = jnp.zeros([], jnp.int32)
-    return VelocityPredictionState(count, rate(count), horizons(params))
+    return velocity_state(jnp.zeros([], jnp.int32), params)
 
   def update_velocity(updates, state, params=None):
     del params
     count = jnp.asarray(optax.safe_increment(state.count))
-    return updates, VelocityPredictionState(
-      count, rate(count), horizons(updates)
-    )
+    return updates, velocity_state(count, updates)
 
   def init_weight(params):
     return WeightPredictionState(

@@ -1,0 +1,275 @@
+"""What `benchmark` times in one process: one network, its contenders in turn.
+
+Run by `benchmark`: `python -m experiments.benchmark_cases '{...}'` with the
+fields of `Case` prints its measurements as one line of JSON.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+import json
+import os
+import resource
+import sys
+import time
+from typing import Any
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from experiments import replicas
+import pbp_jax as pbp
+from pbp_jax import data
+
+LEARNING_RATE, MOMENTUM = 0.001, 0.99
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Case:
+  """One process's work.
+
+  Attributes:
+    model: A network's name, or "<network>/replicas" for seeds side by side.
+    contenders: Arms' names, an arm's name with "@8" for eight times its delay,
+      "naive" for stock Flax, "torch"; of replicas, numbers of seeds.
+    samples: Samples a timing.
+    repeats: Timings of each contender, in turn.
+    threads: Cores the process may use.
+    first_core: The first of them.
+    num_stages: Stages of residual_mlp; 0 for its own number.
+  """
+
+  model: str
+  contenders: tuple[str, ...]
+  samples: int
+  repeats: int
+  threads: int
+  first_core: int = 0
+  num_stages: int = 0
+
+
+def example_of(model: str) -> np.ndarray:
+  """A sample's shape: digits for the MLP, CIFAR-10 otherwise."""
+  side, channels = (8, 1) if model == "residual_mlp" else (32, 3)
+  return np.zeros((1, side, side, channels), np.float32)
+
+
+def measure(case: Case) -> dict[str, dict[str, Any]]:
+  """Times every contender in turn, so that all meet the same noise.
+
+  Args:
+    case: The case.
+
+  Returns:
+    For each contender `ms`, the timings a sample, and what else is known:
+    `compile_s`, `temporary_bytes` and `state_bytes` of the compiled program.
+  """
+  make: Callable[[Case, str], Any] = _chunk_of_one
+  if case.model.endswith("/replicas"):
+    make = _chunk_of_replicas
+  elif "torch" in case.contenders:
+    from experiments import torch_baseline
+
+    make = lambda case, _: (
+      torch_baseline.make_chunk(
+        case.model, example_of(case.model), case.samples, case.threads
+      ),
+      {},
+    )
+  chunks, known = {}, {}
+  for contender in case.contenders:
+    chunks[contender], known[contender] = make(case, contender)
+  times: dict[str, list[float]] = {name: [] for name in chunks}
+  for repeat in range(case.repeats + 1):
+    for name, chunk in chunks.items():
+      began = time.perf_counter()
+      chunk()
+      if repeat:  # the first one warms up
+        seconds = time.perf_counter() - began
+        times[name].append(1e3 * seconds / case.samples)
+  peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+  return {
+    name: {"ms": times[name], "process_peak_bytes": peak, **known[name]}
+    for name in chunks
+  }
+
+
+def _samples(case: Case) -> tuple[jax.Array, jax.Array]:
+  shape = (case.samples, *example_of(case.model).shape)
+  inputs = jax.random.normal(jax.random.key(1), shape)
+  return inputs, jnp.arange(case.samples)[:, None] % 10
+
+
+def _chunk_of_one(
+  case: Case, contender: str
+) -> tuple[Callable[[], None], dict[str, Any]]:
+  """A compiled run of one replica, and what its compilation says."""
+  if contender == "naive":
+    step, state = naive(case.model)
+    run = lambda state, *samples: jax.lax.scan(step, state, samples)
+  else:
+    simulator = make_simulator(case.model, contender, case.num_stages)
+    state = simulator.init(jax.random.key(0), example_of(case.model))
+    run = simulator.run
+  samples = _samples(case)
+  began = time.perf_counter()
+  lowered = jax.jit(run, donate_argnums=0).lower(state, *samples)
+  lowered_at = time.perf_counter()
+  compiled = lowered.compile(compiler_options=replicas.compiler_options("cpu"))
+  memory = compiled.memory_analysis()
+  assert memory is not None  # on CPU, GPU and TPU it is known
+  known = {
+    "lower_s": lowered_at - began,
+    "compile_s": time.perf_counter() - lowered_at,
+    "temporary_bytes": memory.temp_size_in_bytes,
+    "state_bytes": sum(leaf.nbytes for leaf in jax.tree.leaves(state)),
+  }
+  holder = [state]
+
+  def chunk():
+    holder[0], metrics = compiled(holder[0], *samples)
+    jax.block_until_ready(metrics)
+
+  return chunk, known
+
+
+def make_simulator(
+  model: str, contender: str, num_stages: int = 0
+) -> pbp.Simulator:
+  """An arm on a network; "arm@8" has eight times the arm's delay."""
+  name, _, factor = contender.partition("@")
+  options = {"num_stages": num_stages} if num_stages else {}
+  stages = pbp.models.get(model, **options)
+  schedule = None
+  if factor:
+    delays = pbp.schedules.pipelined_backprop(len(stages)).delay
+    schedule = pbp.schedules.from_delays([int(factor) * int(d) for d in delays])
+  arm = pbp.presets.make_arm(
+    name,
+    len(stages),
+    learning_rate=LEARNING_RATE,
+    momentum=MOMENTUM,
+    schedule=schedule,
+  )
+  return pbp.Simulator(
+    stages=stages,
+    loss_fn=replicas.cross_entropy,
+    optimizer=arm.optimizer,
+    schedule=arm.schedule,
+    backward=arm.backward,
+  )
+
+
+def naive(model: str) -> tuple[Callable[..., Any], Any]:
+  """Plain SGDM as one writes it first: stock Flax layers and `lax.conv`.
+
+  Args:
+    model: resnet20.
+
+  Returns:
+    A step for `lax.scan`, and its first carry.
+  """
+  if model != "resnet20":
+    raise ValueError(f"naive is written for resnet20 only, got {model!r}.")
+  network = _StockResNet20()
+  optimizer = optax.sgd(LEARNING_RATE, MOMENTUM)
+  params = network.init(jax.random.key(0), example_of(model))
+
+  def step(carry, batch):
+    params, opt_state = carry
+    inputs, targets = batch
+    loss, gradients = jax.value_and_grad(
+      lambda params: replicas.cross_entropy(
+        jnp.asarray(network.apply(params, inputs)), targets
+      )
+    )(params)
+    updates, opt_state = optimizer.update(gradients, opt_state, params)
+    return (optax.apply_updates(params, updates), opt_state), loss
+
+  return step, (params, optimizer.init(params))
+
+
+class _StockResNet20(nn.Module):
+  """The network of `pbp.models.resnet(20)`, of nn.Conv and nn.GroupNorm."""
+
+  @nn.compact
+  def __call__(self, x: jax.Array) -> jax.Array:
+    def norm_relu(x):
+      return nn.relu(nn.GroupNorm(num_groups=8)(x))
+
+    def conv(features, size, strides, x):
+      return nn.Conv(features, (size, size), strides, use_bias=False)(x)
+
+    x = conv(16, 3, 1, x)
+    for group in range(3):
+      for block in range(3):
+        features, strides = 16 * 2**group, 2 if group and not block else 1
+        shortcut = x if strides == 1 else conv(features, 1, strides, x)
+        x = conv(features, 3, strides, norm_relu(x))
+        x = shortcut + conv(features, 3, 1, norm_relu(x))
+    return nn.Dense(10)(norm_relu(x).mean((1, 2)))
+
+
+def _chunk_of_replicas(
+  case: Case, contender: str
+) -> tuple[Callable[[], None], dict[str, Any]]:
+  """A chunk of some seeds, one a core as far as there are cores."""
+  model = case.model.removesuffix("/replicas")
+  simulator = dataclasses.replace(
+    make_simulator(model, "pb+lwpvd+scd", case.num_stages),
+    diagnostics=("is_finite",),
+  )
+  example = example_of(model)
+  keys = jax.random.split(jax.random.key(0), int(contender))
+  runner = replicas.Replicas(
+    stages=simulator.stages,
+    make_simulator=lambda stages, numbers, batch_fn: dataclasses.replace(
+      simulator, stages=stages, batch_fn=batch_fn
+    ),
+    num_replicas=int(contender),
+    numbers={},
+    dataset=_noise(example.shape[1:]),
+    augment=False,
+    devices=tuple(jax.devices()),
+  )
+  holder = [
+    runner.init(keys, replicas.draw_params(simulator.stages, example, keys))
+  ]
+  order = np.tile(np.arange(case.samples) % 256, (int(contender), 1))
+
+  def chunk():
+    holder[0], trained = runner.train(holder[0], order)
+    jax.block_until_ready(trained)
+
+  return chunk, {}
+
+
+def _noise(shape: Sequence[int]) -> data.Dataset:
+  images = np.random.default_rng(0).normal(size=(256, *shape))
+  images = images.astype(np.float32)
+  labels = np.arange(256, dtype=np.int32) % 10
+  return data.Dataset(
+    name="noise",
+    train_images=images,
+    train_labels=labels,
+    test_images=images[:1],
+    test_labels=labels[:1],
+    num_classes=10,
+  )
+
+
+def main(arguments: Sequence[str]) -> None:
+  """Measures one case."""
+  fields: Mapping[str, Any] = json.loads(arguments[1])
+  case = Case(**{**fields, "contenders": tuple(fields["contenders"])})
+  cores = sorted(os.sched_getaffinity(0))
+  os.sched_setaffinity(0, cores[case.first_core :][: case.threads])
+  if case.model.endswith("/replicas"):
+    jax.config.update("jax_num_cpu_devices", case.threads)
+  print(json.dumps(measure(case)))
+
+
+if __name__ == "__main__":
+  main(sys.argv)

@@ -1,0 +1,74 @@
+import importlib.util
+import pathlib
+import tempfile
+
+from absl.testing import absltest, parameterized
+import jax
+import jax.numpy as jnp
+
+from experiments import benchmark, benchmark_cases, figure_program
+import pbp_jax as pbp
+
+
+def _count(params):
+  return sum(leaf.size for leaf in jax.tree.leaves(params))
+
+
+def _parameters(model):
+  simulator = benchmark_cases.make_simulator(model, "sgdm")
+  example = benchmark_cases.example_of(model)
+  return jax.eval_shape(simulator.init, jax.random.key(0), example).params
+
+
+class BenchmarkTest(parameterized.TestCase):
+  def test_smoke(self):
+    folder = pathlib.Path(tempfile.mkdtemp()) / "run"
+    found = figure_program.run_in_workdir(
+      figure_program.Flags(workdir=str(folder), smoke=True),
+      benchmark.SCALES,
+      benchmark.run,
+    )
+    self.assertSameElements(
+      found["arms"], ["residual_mlp sgdm", "residual_mlp/replicas 2"]
+    )
+    row = found["arms"]["residual_mlp sgdm"]
+    self.assertLen(row["ms"], 1)
+    self.assertGreater(row["ms_median"], 0)
+    self.assertGreater(row["compile_s"], 0)
+    self.assertTrue((folder / "milliseconds.png").is_file())
+
+  def test_eight_times_the_delay(self):
+    simulator = benchmark_cases.make_simulator("residual_mlp", "pb@8")
+    plain = pbp.schedules.pipelined_backprop(34)
+    self.assertEqual(
+      simulator.schedule.delay.tolist(), (8 * plain.delay).tolist()
+    )
+
+  def test_naive_network_has_our_parameters(self):
+    def start_and_step(sample):
+      step, carry = benchmark_cases.naive("resnet20")
+      return carry, *step(carry, sample)
+
+    sample = (jnp.zeros((1, 32, 32, 3)), jnp.array([3]))
+    carry, after, loss = jax.eval_shape(start_and_step, sample)
+    self.assertEqual(_count(carry[0]), _count(_parameters("resnet20")))
+    self.assertEqual(loss.shape, ())
+    jax.tree.map(lambda a, b: self.assertEqual(a.shape, b.shape), after, carry)
+
+  @parameterized.parameters("residual_mlp", "resnet20", "resnet18", "vgg11")
+  def test_networks_of_pytorch_have_our_parameters(self, model):
+    if importlib.util.find_spec("torch") is None:
+      self.skipTest(
+        "PyTorch, which only the benchmark compares with, is absent"
+      )
+    from experiments import torch_baseline
+
+    channels = benchmark_cases.example_of(model).shape[-1]
+    self.assertEqual(
+      torch_baseline.num_parameters(model, channels),
+      _count(_parameters(model)),
+    )
+
+
+if __name__ == "__main__":
+  absltest.main()
