@@ -51,6 +51,45 @@ class ArmsChartTest(parameterized.TestCase):
       plotting.arms_chart({})
 
 
+class SettingsChartTest(parameterized.TestCase):
+  def setUp(self):
+    super().setUp()
+    end = lambda loss, accuracy: {"loss": loss, "accuracy": accuracy}
+    self.axes = plotting.settings_chart(
+      {
+        "pb": {
+          1: end([1.0, 3.0, 2.5], [0.1, 0.2, 0.6]),
+          64: end([None, 4.0, None], [None, 0.3, None]),
+        },
+        "sgdm": {1: end([None] * 3, [None] * 3)},
+      },
+      "delay",
+      chance_loss=2.3,
+    ).axes
+
+  @parameterized.parameters((0, [2.5, 4.0]), (1, [20, 30]))
+  def test_line_goes_through_the_medians_of_what_is_known(self, axes, medians):
+    line = self.axes[axes].get_lines()[0]
+    np.testing.assert_allclose(line.get_ydata(), medians)
+
+  def test_each_seed_is_a_dot(self):
+    dots = self.axes[0].get_lines()[1].get_ydata()
+    np.testing.assert_allclose(dots, [1, 3, 2.5, np.nan, 4, np.nan])
+
+  def test_settings_stand_at_even_distances_by_their_names(self):
+    self.assertEqual(self.axes[0].get_xticks().tolist(), [0, 1])
+    labels = [label.get_text() for label in self.axes[0].get_xticklabels()]
+    self.assertEqual(labels, ["1", "64"])
+
+  def test_diverged_seeds_are_counted_above(self):
+    texts = [text.get_text() for text in self.axes[0].texts]
+    self.assertEqual(texts, ["2×", "3×"])
+
+  def test_no_lines_are_refused(self):
+    with self.assertRaisesRegex(ValueError, "at least one line"):
+      plotting.settings_chart({})
+
+
 class TrainingCurvesTest(parameterized.TestCase):
   def test_line_is_the_median_of_the_seeds_that_have_a_value(self):
     (line,) = _axes({"pb": _curve()})[0].get_lines()
