@@ -6,6 +6,7 @@ fields of `Case` prints its measurements as one line of JSON.
 
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
+import functools
 import json
 import os
 import resource
@@ -111,7 +112,11 @@ def _chunk_of_one(
     run = lambda state, *samples: jax.lax.scan(step, state, samples)
   else:
     simulator = make_simulator(case.model, contender, case.num_stages)
-    state = simulator.init(jax.random.key(0), example_of(case.model))
+    params = _initial_params(case.model, case.num_stages)
+    starting = dataclasses.replace(
+      simulator, stages=pbp.with_params(simulator.stages, params)
+    )
+    state = starting.init(jax.random.key(0), example_of(case.model))
     run = simulator.run
   samples = _samples(case)
   began = time.perf_counter()
@@ -133,6 +138,15 @@ def _chunk_of_one(
     jax.block_until_ready(metrics)
 
   return chunk, known
+
+
+@functools.cache
+def _initial_params(model: str, num_stages: int) -> Any:
+  """The same weights for all contenders, drawn once."""
+  stages = make_simulator(model, "sgdm", num_stages).stages
+  keys = jax.random.split(jax.random.key(0), 1)
+  drawn = replicas.draw_params(stages, example_of(model), keys)
+  return jax.tree.map(lambda leaf: leaf[0], drawn)
 
 
 def make_simulator(
