@@ -88,19 +88,23 @@ class Checkpoints:
 
   # ---- Reading.
 
+  def exist(self) -> bool:
+    """Whether there is any, good or not."""
+    return bool(self._paths())
+
   def load(
     self, like: Sequence[Any]
-  ) -> tuple[list[np.ndarray], dict[str, Any]] | None:
+  ) -> tuple[list[np.ndarray], dict[str, Any]]:
     """Reads the newest good checkpoint; sets newer, damaged ones aside.
 
     Args:
       like: Arrays, or their shapes and dtypes, that it has to hold.
 
     Returns:
-      The arrays and the progress given to `save`; None without checkpoints.
+      The arrays and the progress given to `save`.
 
     Raises:
-      CheckpointError: If there are checkpoints and none is good.
+      CheckpointError: If none is good.
     """
     problems = {}
     for path in reversed(self._paths()):
@@ -119,13 +123,11 @@ class Checkpoints:
         self._set_aside(damaged)
       self._restart_clock(progress["samples"])
       return arrays, progress
-    if problems:
-      raise CheckpointError(
-        "No checkpoint is good: "
-        + "; ".join(f"{path}: {what}" for path, what in problems.items())
-        + ". Nothing was overwritten; to start again, name a new folder."
-      )
-    return None
+    raise CheckpointError(
+      "No checkpoint is good: "
+      + "; ".join(f"{path}: {what}" for path, what in problems.items())
+      + ". Nothing was overwritten; to start again, name a new folder."
+    )
 
   def _paths(self) -> list[pathlib.Path]:
     """All checkpoints, the oldest first."""
@@ -215,13 +217,12 @@ class Checkpoints:
     if self._folder.parent.is_dir() and not any(self._folder.parent.iterdir()):
       self._folder.parent.rmdir()
 
-  def check_room(self, arrays: Sequence[Any]) -> None:
-    """Raises a CheckpointError if the disk can't hold the checkpoints.
+  def check_room(self, size: int) -> None:
+    """Raises a CheckpointError if the disk can't hold checkpoints.
 
     Args:
-      arrays: What each will hold, or shapes and dtypes.
+      size: Bytes that each will hold.
     """
-    size = sum(array.size * array.dtype.itemsize for array in arrays)
     needed = size * (self._policy.kept + 1)
     place = next(p for p in self._folder.absolute().parents if p.exists())
     free = shutil.disk_usage(place).free

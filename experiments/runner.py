@@ -245,17 +245,16 @@ def _start_or_resume(
   checkpoints: checkpoints_lib.Checkpoints | None,
 ) -> Progress:
   """The progress of the last checkpoint, or that before the first sample."""
-  if checkpoints is not None:
-    like = replicas.abstract_leaves()
-    if found := checkpoints.load(like):
-      leaves, progress = found
-      return Progress.from_json(replicas.from_leaves(leaves), progress)
-    checkpoints.check_room(like)
+  if checkpoints is not None and checkpoints.exist():
+    leaves, progress = checkpoints.load(replicas.abstract_leaves())
+    return Progress.from_json(replicas.from_leaves(leaves), progress)
   for_each_arm = lambda x: jax.numpy.concatenate([x] * num_arms)
   state = replicas.init(
     for_each_arm(task.seed_keys),
     jax.tree.map(for_each_arm, task.initial_params),
   )
+  if checkpoints is not None:
+    checkpoints.check_room(sum(leaf.nbytes for leaf in jax.tree.leaves(state)))
   return Progress.start(state, replicas.num_replicas)
 
 

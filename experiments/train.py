@@ -355,7 +355,7 @@ def attend(execute: Callable[..., Mapping[str, Any]], job: Any) -> Any:
     try:
       return execute(job, on_progress, is_interrupted)
     except results.WorkdirError as error:
-      raise app.UsageError(str(error)) from error
+      sys.exit(str(error))
     except interruption.Interrupted as reached:
       print(f"Ended as asked: {reached}. The same command goes on from there.")
       sys.exit(interruption.EXIT_CODE)

@@ -173,10 +173,11 @@ class CheckpointsTest(parameterized.TestCase):
       np.testing.assert_array_equal(array, expected)
 
   def test_nothing_saved_is_no_checkpoint(self):
-    self.assertIsNone(_make(self.folder).load(_arrays(0)))
+    self.assertFalse(_make(self.folder).exist())
 
   def test_newest_comes_back_bit_for_bit(self):
     _save(_make(self.folder), 50, 100)
+    self.assertTrue(_make(self.folder).exist())
     self._assert_loads(100)
 
   @parameterized.named_parameters(
@@ -300,7 +301,6 @@ class CheckpointsTest(parameterized.TestCase):
 
   def test_too_little_room_is_an_error_with_its_size(self):
     made = _make(self.folder, kept=2)
-    megabyte = [np.zeros(10**6, np.int8)]
     for free, is_refused in ((2_999_999, True), (3_000_000, False)):
       with mock.patch.object(
         shutil, "disk_usage", return_value=mock.Mock(free=free)
@@ -309,9 +309,9 @@ class CheckpointsTest(parameterized.TestCase):
           with self.assertRaisesRegex(
             checkpoints.CheckpointError, "3 checkpoints of 1.0 MB"
           ):
-            made.check_room(megabyte)
+            made.check_room(10**6)
         else:
-          made.check_room(megabyte)
+          made.check_room(10**6)
 
 
 if __name__ == "__main__":

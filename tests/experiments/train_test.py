@@ -210,6 +210,14 @@ class MistakesTest(parameterized.TestCase):
       train.run(config)
     self.assertFalse(self.folder.exists())
 
+  def test_unfinished_run_is_refused_with_resume_off(self):
+    config = dataclasses.replace(configs.SMALL, workdir=str(self.folder))
+    results.Workdir.claim(self.folder, config).write("incomplete", {})
+    before = (self.folder / "results.json").read_bytes()
+    with self.assertRaisesRegex(ValueError, "unfinished run.*resume is off"):
+      train.prepare(dataclasses.replace(config, resume=False))
+    self.assertEqual((self.folder / "results.json").read_bytes(), before)
+
   @parameterized.named_parameters(
     ("no_seeds", {"seeds": 0}, "seeds must be at least 1, got 0"),
     ("no_arms", {"arms": ()}, "at least one arm"),
