@@ -67,7 +67,7 @@ def _case(
   return Timed(case, rounds, at_once)
 
 
-def _torch(model, samples, rounds=3):
+def _torch(model, samples, rounds=2):
   return [
     _case(model, ("torch",), samples, 5, threads, rounds, at_once)
     for threads, at_once in ((1, 1), (2, 1), (1, 2))
@@ -84,12 +84,12 @@ SCALES = {
   "cpu": Sizes(
     (
       _case("residual_mlp", (*_ARMS, "pb@8", "pb+lwpvd+scd@8"), 2000, 7),
-      _case("residual_mlp/replicas", ("1",), 2000, 5, rounds=2),
-      _case("residual_mlp/replicas", ("8",), 2000, 5, 2, rounds=2),
+      _case("residual_mlp/replicas", ("1",), 2000, 5, rounds=1),
+      _case("residual_mlp/replicas", ("8",), 2000, 5, 2, rounds=1),
       *_torch("residual_mlp", 200),
       _case("resnet20", (*_ARMS, "pb@8", "naive"), 40, 5),
-      _case("resnet20/replicas", ("1",), 40, 5, rounds=2),
-      _case("resnet20/replicas", ("2",), 40, 5, 2, rounds=2),
+      _case("resnet20/replicas", ("1",), 40, 5, rounds=1),
+      _case("resnet20/replicas", ("2",), 40, 5, 2, rounds=1),
       *_torch("resnet20", 30),
       _case("resnet18", ("sgdm", "pb+lwpvd+scd"), 10, 3, 2, 1),
       *_torch("resnet18", 10, 1),
