@@ -4,6 +4,7 @@ from pbp_jax import devices as devices
 from pbp_jax import diagnostics as diagnostics
 from pbp_jax import models as models
 from pbp_jax import presets as presets
+from pbp_jax import quadratic as quadratic
 from pbp_jax import schedules as schedules
 from pbp_jax.backward_state import BackwardState as BackwardState
 from pbp_jax.hyperparameters import (
