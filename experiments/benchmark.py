@@ -54,7 +54,7 @@ class Sizes:
 
 
 def _case(
-  model, contenders, samples, repeats, threads=1, rounds=3, at_once=1, stages=0
+  model, contenders, samples, repeats, threads=1, rounds=2, at_once=1, stages=0
 ):
   case = benchmark_cases.Case(
     model=model,
