@@ -123,7 +123,7 @@ class Dataset:
 
   @property
   def example_shape(self) -> tuple[int, int, int]:
-    """Shape of one image: height, width, channels."""
+    """Height, width and channels of one image."""
     return self.train_images.shape[1:]
 
   @property

@@ -137,8 +137,8 @@ class Timetable:
     """The share of the workers' slots that are busy, fill and drain included.
 
     Returns:
-      Passes done over slots there are, in (0, 1]: `N / (N + 2 (S - 1))` for
-      `fine_grained`.
+      Passes done over slots there are, in (0, 1], which for `fine_grained` is
+      `N / (N + 2 (S - 1))`.
     """
     num_workers = len(np.unique(self._workers))
     slots = self.num_ticks * num_workers * self.slots_per_tick

@@ -192,7 +192,7 @@ class Pipeline:
         afterwards.
 
     Returns:
-      The state, and the metrics of these ticks: "loss", the losses of the
+      The state, and as metrics of these ticks "loss", the losses of the
       micro-batches that reached the last device, in their order;
       "micro_batch", which ones those are; "busy", `[ticks, S, 2]`, whether each
       device computed a forward and a backward.
@@ -312,7 +312,7 @@ class Pipeline:
 
   @property
   def num_programs(self) -> int:
-    """How many stages are compiled: equal ones are compiled once."""
+    """How many stages are compiled; equal ones are compiled once."""
     return len(self._passes.forwards.functions)
 
   # ---- What is known before anything runs.

@@ -30,7 +30,7 @@ def nadam_momentum(
     momentum_decay: ψ >= 0.
 
   Returns:
-    A schedule: from updates done, t - 1, to μₜ, of the shape of `b1`.
+    A schedule from updates done, t - 1, to μₜ, of the shape of `b1`.
 
   Example:
     >>> print(nadam_momentum(b1=0.99)(0).round(6))

@@ -40,7 +40,7 @@ def gap_aware(
   """Divides gradients by the gap to their weights, in steps of usual size.
 
   Elementwise, with w the newest weights and ŵ those that the forward passes met
-  (the extra argument `stale_params`),
+  (the extra argument `stale_params`)::
 
       C = η (√(MS / (1 - ρᵗ)) + ε),   p = 1 + |w - ŵ| / C,   u = g / p,
 

@@ -1,0 +1,37 @@
+"""Sphinx configuration of the documentation site."""
+
+from importlib import metadata
+
+project = "pbp_jax"
+copyright = "the pbp_jax authors"
+release = metadata.version("pbp_jax")
+
+extensions = [
+  "myst_parser",
+  "sphinx.ext.autodoc",
+  "sphinx.ext.mathjax",
+  "sphinx.ext.napoleon",
+  "sphinx.ext.viewcode",
+]
+html_theme = "furo"
+html_title = "pbp_jax"
+
+myst_enable_extensions = ["colon_fence", "dollarmath"]
+myst_heading_anchors = 3
+
+# Single backticks are code in docstrings.
+default_role = "code"
+add_module_names = False
+autodoc_member_order = "bysource"
+autodoc_typehints = "none"  # signatures stay short; docstrings have the types
+napoleon_use_ivar = True
+
+# A reference that leads nowhere is a warning; other projects' types lead
+# nowhere, since the build is to need no network.
+nitpicky = True
+nitpick_ignore_regex = [
+  (
+    "py:class",
+    r"(collections|jax|numpy|optax|typing)\..*|ArrayTree|pbp_jax\.devices\.tick\.Held",
+  ),
+]
