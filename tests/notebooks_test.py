@@ -37,7 +37,12 @@ class NotebooksTest(parameterized.TestCase):
 
   @parameterized.named_parameters(_CASES)
   def test_runs_from_an_empty_kernel(self, path):
-    small = {"PBP_NOTEBOOK_SMALL": "1", "JAX_PLATFORMS": "cpu"}
+    small = {
+      "PBP_NOTEBOOK_SMALL": "1",
+      "JAX_PLATFORMS": "cpu",
+      # Small runs are compiled for longer than they take.
+      "XLA_FLAGS": "--xla_backend_optimization_level=0",
+    }
     client = nbclient.NotebookClient(
       _read(path),
       timeout=300,
