@@ -25,6 +25,7 @@ add_module_names = False
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # signatures stay short; docstrings have the types
 napoleon_use_ivar = True
+napoleon_attr_annotations = False
 
 # A reference that leads nowhere is a warning; other projects' types lead
 # nowhere, since the build is to need no network.
@@ -32,6 +33,17 @@ nitpicky = True
 nitpick_ignore_regex = [
   (
     "py:class",
-    r"(collections|jax|numpy|optax|typing)\..*|ArrayTree|pbp_jax\.devices\.tick\.Held",
+    r"(collections|jax|numpy|optax|typing)\..*",
   ),
 ]
+
+
+def _skip_fields(app, kind, name, member, skip, options):
+  """Leaves out fields of named tuples, which their class describes."""
+  del app, kind, name, options
+  return skip or type(member).__name__ == "_tuplegetter"
+
+
+def setup(app):
+  """Called by Sphinx."""
+  app.connect("autodoc-skip-member", _skip_fields)
