@@ -1,6 +1,8 @@
 """The pipeline on devices against the simulator of the same stages."""
 
 import dataclasses
+import os
+import unittest
 
 from absl.testing import absltest, parameterized
 from flax import linen as nn
@@ -13,6 +15,7 @@ import pbp_jax as pbp
 from tests import chain
 
 _RATE, _MOMENTUM = 0.02, 0.9
+_LONG = "compiles for half a minute; PBP_LONG=1 runs it"
 
 
 def _both(schedule):
@@ -214,6 +217,7 @@ class EqualityTest(parameterized.TestCase):
       chain.stages()[:1] + chain.stages()[-1:], inputs, targets, num_replicas=4
     )
 
+  @unittest.skipUnless("PBP_LONG" in os.environ, _LONG)
   def test_a_transformer_of_equal_blocks(self):
     (block,) = _wide(pbp.as_stages([_Block()]))
     embed, head = _wide(pbp.as_stages([nn.Embed(5, 8), nn.Dense(5)]))
@@ -227,6 +231,7 @@ class EqualityTest(parameterized.TestCase):
     )
     self.assertEqual(pipeline.num_programs, 3)
 
+  @unittest.skipUnless("PBP_LONG" in os.environ, _LONG)
   def test_a_resnet_in_groups_of_equal_cost(self):
     stages = _wide(pbp.models.resnet(depth=8, width=2, normalization="none"))
     inputs = _normal(12, 1, 8, 8, 3)
