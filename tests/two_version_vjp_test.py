@@ -137,7 +137,10 @@ class UnequalVersionsTest(parameterized.TestCase):
 class EqualVersionsTest(parameterized.TestCase):
   @parameterized.named_parameters(_NAMES)
   def test_saved_is_plain_back_propagation_bit_for_bit(self, name):
-    self._check(two_version_cases.CASES[name], two_version_vjp.saved)
+    # What XLA fuses with the sums of a standardisation, and so how they round,
+    # differs from CPU to CPU: op by op nothing is fused.
+    with jax.disable_jit(name == "weight_standardisation"):
+      self._check(two_version_cases.CASES[name], two_version_vjp.saved)
 
   @parameterized.named_parameters(
     (name, name) for name in ("dense_relu_dense", "attention", "remat")
