@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -56,24 +56,17 @@ def training_curves(
   figure = mpl_figure.Figure(figsize=(10, 4.2), layout="constrained", dpi=150)
   loss_axes, accuracy_axes = figure.subplots(1, 2)
   for i, (name, curve) in enumerate(curves.items()):
-    style = {
-      "color": _COLORS[i % len(_COLORS)],
-      "linestyle": _DASHES[i // len(_COLORS) % len(_DASHES)],
-      "label": name,
-    }
+    style = {**_style(i), "label": name}
     _draw(loss_axes, name, curve["samples"], curve["loss"], style)
     percent = _as_array(curve["accuracy"]) * 100
     _draw(accuracy_axes, name, curve["accuracy_samples"], percent, style)
-  _label_losses(loss_axes)
+  _label_losses(loss_axes, chance_loss)
   loss_axes.set_ylabel("training loss")
   accuracy_axes.set_ylabel("test accuracy (%)")
-  if chance_loss is not None:
-    loss_axes.axhline(chance_loss, color="0.6", linestyle=":", zorder=0)
   for axes in (loss_axes, accuracy_axes):
     axes.set_xlabel("samples seen")
     axes.set_xlim(left=0)
-    axes.grid(alpha=0.25, linewidth=0.6)
-    axes.spines[["top", "right"]].set_visible(False)
+    _tidy(axes)
   if len(curves) <= len(_COLORS):
     accuracy_axes.legend(loc="lower right", frameon=False)
   else:
@@ -120,7 +113,12 @@ def arms_chart(
 
   loss = {name: _as_array(end["loss"]) for name, end in ends.items()}
   lost = {name: int((~np.isfinite(x)).sum()) for name, x in loss.items()}
-  order = sorted(ends, key=lambda name: (lost[name], np.median(loss[name])))
+
+  def rank(name):
+    finite = loss[name][np.isfinite(loss[name])]
+    return lost[name], np.median(finite) if len(finite) else math.inf
+
+  order = sorted(ends, key=rank)
   figure = mpl_figure.Figure(
     figsize=(10, 1.4 + 0.24 * len(ends)), layout="constrained", dpi=150
   )
@@ -136,8 +134,7 @@ def arms_chart(
       axes.plot(values, row_of, "o", ms=3.5, alpha=0.6, color=_COLORS[2])
       if len(values):
         axes.plot(np.median(values), row, "k|", ms=10, mew=1.6)
-    axes.grid(alpha=0.25, linewidth=0.6)
-    axes.spines[["top", "right"]].set_visible(False)
+    _tidy(axes)
   diverged = lambda n: f" ({n} diverged)" if n else ""
   labels = [name + diverged(lost[name]) for name in order]
   loss_axes.set_yticks(range(len(order)), labels)
@@ -151,7 +148,25 @@ def arms_chart(
   return figure
 
 
-def _label_losses(axes: "mpl_axes.Axes") -> None:
+def _style(i: int) -> dict[str, str]:
+  """How the line of the i-th arm looks, unlike those before it."""
+  return {
+    "color": _COLORS[i % len(_COLORS)],
+    "linestyle": _DASHES[i // len(_COLORS) % len(_DASHES)],
+  }
+
+
+def _tidy(
+  axes: "mpl_axes.Axes", grid: Literal["both", "x", "y"] = "both"
+) -> None:
+  axes.grid(alpha=0.25, linewidth=0.6, axis=grid)
+  axes.spines[["top", "right"]].set_visible(False)
+
+
+def _label_losses(axes: "mpl_axes.Axes", chance_loss: float | None) -> None:
+  """A logarithmic scale, and the loss of a guess as a dotted line."""
+  if chance_loss is not None:
+    axes.axhline(chance_loss, color="0.6", linestyle=":", zorder=0)
   axes.set_yscale("log")
   axes.yaxis.set_major_formatter(lambda y, _: f"{y:g}")
   axes.yaxis.set_minor_formatter(
@@ -232,10 +247,7 @@ def settings_chart(
   loss_axes, accuracy_axes = figure.subplots(1, 2)
   settings = list(dict.fromkeys(x for ends in lines.values() for x in ends))
   for i, (name, ends) in enumerate(lines.items()):
-    style = {
-      "color": _COLORS[i % len(_COLORS)],
-      "linestyle": _DASHES[i // len(_COLORS) % len(_DASHES)],
-    }
+    style = _style(i)
     shift = 0.5 * ((i + 0.5) / len(lines) - 0.5)
     places = [settings.index(x) + shift for x in ends]
     for axes, key, factor in (
@@ -244,16 +256,13 @@ def settings_chart(
     ):
       values = factor * _as_array([end[key] for end in ends.values()])
       _draw_ends(axes, name, places, values, style)
-  _label_losses(loss_axes)
+  _label_losses(loss_axes, chance_loss)
   loss_axes.set_ylabel("final training loss")
   accuracy_axes.set_ylabel("final test accuracy (%)")
-  if chance_loss is not None:
-    loss_axes.axhline(chance_loss, color="0.6", linestyle=":", zorder=0)
   for axes in (loss_axes, accuracy_axes):
     axes.set_xlabel(x_label)
     axes.set_xticks(range(len(settings)), [_as_text(x) for x in settings])
-    axes.grid(alpha=0.25, linewidth=0.6, axis="y")
-    axes.spines[["top", "right"]].set_visible(False)
+    _tidy(axes, grid="y")
   figure.legend(
     *loss_axes.get_legend_handles_labels(),
     loc="outside lower center",

@@ -113,17 +113,7 @@ class Simulator:
       value = getattr(self, name)
       if not callable(value) and not (optional and value is None):
         raise ValueError(f"{name} must be a function, got {value!r}.")
-    if not isinstance(self.schedule, schedules.Schedule):
-      raise ValueError(
-        "schedule must be a Schedule made by pbp.schedules, got"
-        f" {self.schedule!r}."
-      )
-    if len(self.stages) != self.schedule.num_stages:
-      raise ValueError(
-        "schedule must have as many stages as the pipeline,"
-        f" {len(self.stages)}; {self.schedule.name} has"
-        f" {self.schedule.num_stages}."
-      )
+    schedules.check_schedule(self.schedule, len(self.stages))
     allowed = [*_BACKWARD, *(["stashed"] if self.schedule.is_stashed else [])]
     if self.backward not in allowed:
       hint = (

@@ -37,6 +37,18 @@ def started(simulator, example):
     return simulator.init(jax.random.key(0), example)
 
 
+def on_devices(simulator, example):
+  """The pipeline on devices of what a simulator simulates."""
+  return pbp.devices.Pipeline(
+    simulator.stages,
+    simulator.loss_fn,
+    simulator.optimizer,
+    simulator.schedule,
+    example=example,
+    backward=simulator.backward,
+  )
+
+
 def squared_error(y, target):
   return 0.5 * jnp.sum((y - target) ** 2)
 

@@ -27,6 +27,10 @@ class ArmsChartTest(parameterized.TestCase):
     self.axes = plotting.arms_chart(
       {
         "lost": {"loss": [None, 0.01, 0.02], "accuracy": [None, 0.9, 0.9]},
+        "lost, better": {
+          "loss": [None, 0.001, 0.002],
+          "accuracy": [None, 1, 1],
+        },
         "worse": {"loss": [1.0, 3.0, 2.0], "accuracy": [0.3, 0.1, 0.2]},
         "gone": {"loss": [None] * 3, "accuracy": [None] * 3},
         "better": {"loss": [0.1, 0.5, 5.0], "accuracy": [0.8, 0.7, 0.6]},
@@ -36,7 +40,14 @@ class ArmsChartTest(parameterized.TestCase):
   def test_rows_are_sorted_by_the_median_those_that_diverged_last(self):
     labels = [label.get_text() for label in self.axes[0].get_yticklabels()]
     self.assertEqual(
-      labels, ["better", "worse", "lost (1 diverged)", "gone (3 diverged)"]
+      labels,
+      [
+        "better",
+        "worse",
+        "lost, better (1 diverged)",
+        "lost (1 diverged)",
+        "gone (3 diverged)",
+      ],
     )
 
   @parameterized.parameters((0, [0.1, 0.5, 5.0], 0.5), (1, [80, 70, 60], 70))

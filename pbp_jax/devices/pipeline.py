@@ -125,11 +125,7 @@ class Pipeline:
   def __post_init__(self):
     object.__setattr__(self, "stages", stages_lib.as_stages(self.stages))
     size = len(self.stages)
-    if size != self.schedule.num_stages:
-      raise ValueError(
-        f"schedule must have as many stages as the pipeline, {size};"
-        f" {self.schedule.name} has {self.schedule.num_stages}."
-      )
+    schedules.check_schedule(self.schedule, size)
     if self.backward not in ("saved", "recompute"):
       raise ValueError(
         f'backward must be "saved" or "recompute", got {self.backward!r}.'

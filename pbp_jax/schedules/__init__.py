@@ -25,6 +25,7 @@ from pbp_jax.schedules.constant_delay import vertical_sync as vertical_sync
 from pbp_jax.schedules.schedule import CONSISTENCIES as CONSISTENCIES
 from pbp_jax.schedules.schedule import Schedule as Schedule
 from pbp_jax.schedules.schedule import check_count as check_count
+from pbp_jax.schedules.schedule import check_schedule as check_schedule
 from pbp_jax.schedules.varying_delay import from_timetable as from_timetable
 from pbp_jax.schedules.varying_delay import interleaved as interleaved
 from pbp_jax.schedules.varying_delay import jittered_delays as jittered_delays

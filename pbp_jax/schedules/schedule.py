@@ -222,6 +222,24 @@ class Schedule:
     )
 
 
+def check_schedule(schedule: Any, num_stages: int) -> None:
+  """Raises a ValueError unless this is a schedule of a pipeline's stages.
+
+  Args:
+    schedule: What was given as one.
+    num_stages: Stages of the pipeline.
+  """
+  if not isinstance(schedule, Schedule):
+    raise ValueError(
+      f"schedule must be a Schedule made by pbp.schedules, got {schedule!r}."
+    )
+  if schedule.num_stages != num_stages:
+    raise ValueError(
+      f"schedule must have as many stages as the pipeline, {num_stages};"
+      f" {schedule.name} has {schedule.num_stages}."
+    )
+
+
 def check_count(name: str, value: Any, minimum: int) -> int:
   """Returns `value` as an int, or says what is wrong with it."""
   whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)

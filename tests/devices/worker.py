@@ -29,13 +29,7 @@ def compare(name):
   inputs, targets = chain.samples(40)
   expected = chain.started(simulator, inputs[0])
   expected, metrics = simulator.run(expected, inputs, targets)
-  pipeline = pbp.devices.Pipeline(
-    simulator.stages,
-    simulator.loss_fn,
-    simulator.optimizer,
-    simulator.schedule,
-    example=(inputs[0], targets[0]),
-  )
+  pipeline = chain.on_devices(simulator, (inputs[0], targets[0]))
   state = pipeline.init(jax.random.key(0))
   run = lambda state: pipeline.run(state, inputs, targets, drain=True)
   state, found = run(state)

@@ -9,7 +9,6 @@ from absl.testing import absltest, parameterized
 import jax
 import numpy as np
 
-import pbp_jax as pbp
 from tests import chain
 from tests.reference import known_answers
 
@@ -29,14 +28,7 @@ class KnownAnswersTest(parameterized.TestCase):
     case = _CASES[name]
     simulator = chain.simulator(case["settings"])
     inputs, targets = chain.samples()
-    pipeline = pbp.devices.Pipeline(
-      simulator.stages,
-      simulator.loss_fn,
-      simulator.optimizer,
-      simulator.schedule,
-      example=(inputs[0], targets[0]),
-      backward=simulator.backward,
-    )
+    pipeline = chain.on_devices(simulator, (inputs[0], targets[0]))
     state = pipeline.init(jax.random.key(0))
     state, metrics = pipeline.run(state, inputs, targets, drain=True)
     losses = np.asarray(metrics["loss"])
