@@ -231,10 +231,7 @@ def _chunk_of_replicas(
 ) -> tuple[Callable[[], None], dict[str, Any]]:
   """A chunk of some seeds, one a core as far as there are cores."""
   model = case.model.removesuffix("/replicas")
-  simulator = dataclasses.replace(
-    make_simulator(model, "pb+lwpvd+scd", case.num_stages),
-    diagnostics=("is_finite",),
-  )
+  simulator = make_simulator(model, "pb+lwpvd+scd", case.num_stages)
   example = example_of(model)
   keys = jax.random.split(jax.random.key(0), int(contender))
   runner = replicas.Replicas(

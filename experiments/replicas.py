@@ -103,8 +103,7 @@ class Replicas:
   Attributes:
     stages: The pipeline.
     make_simulator: `make_simulator(stages, numbers, batch_fn)` makes a
-      `pbp.Simulator` with the diagnostic "is_finite" while tracing; `numbers`
-      are one replica's.
+      `pbp.Simulator` while tracing; `numbers` are one replica's.
     num_replicas: How many.
     numbers: A pytree with a leading axis of replicas: what differs between
       arms, such as prediction horizons; may be empty.
@@ -294,7 +293,10 @@ class Replicas:
   def _train(self):
     def train(state, numbers, indices, arrays):
       batch_fn = self.dataset.batch_function(arrays, self.augment)
-      simulator = self.make_simulator(self.stages, numbers, batch_fn)
+      simulator = dataclasses.replace(
+        self.make_simulator(self.stages, numbers, batch_fn),
+        diagnostics=("is_finite",),
+      )
       indices = indices[:, None]  # micro-batches of one sample
       state, metrics = simulator.run(state, indices, indices)
       # Measured are the weights that a sample finds: those after the sample

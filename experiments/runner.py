@@ -292,7 +292,6 @@ def _replicas(
       schedule=arms[0].schedule,
       backward=arms[0].backward,
       batch_fn=batch_fn,
-      diagnostics=("is_finite",),
     )
 
   num_seeds = task.plan.num_seeds
