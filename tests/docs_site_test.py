@@ -19,7 +19,10 @@ _PACKAGES = tuple(
   f"pbp_jax{part}" for part in ("", ".schedules", ".models", ".devices")
 )
 # What other modules need from there, and no user.
-_INTERNAL = {"pbp_jax.schedules.CONSISTENCIES", "pbp_jax.schedules.check_count"}
+_INTERNAL = {
+  f"pbp_jax.schedules.{name}"
+  for name in ("CONSISTENCIES", "check_count", "check_schedule")
+}
 
 
 def _public_names():
