@@ -40,15 +40,18 @@ def broadcast(value: PerStage, tree: Any, name: str) -> Any:
   """
   if not jax.tree.leaves(tree):
     return tree
-  fitted = value
-  if _is_sequence(value) and _is_sequence(tree):
-    if len(value) != len(tree):
-      raise _misfit(value, tree, name)
-    fitted = jax.tree.unflatten(_one_level(tree)[1], list(value))
   try:
-    return _spread(fitted, tree)
+    is_by_stage = _is_sequence(value) and isinstance(tree, list | tuple)
+    if is_by_stage and len(value) == len(tree):
+      value = jax.tree.unflatten(_one_level(tree)[1], list(value))
+    return _spread(value, tree)
   except ValueError as error:
-    raise _misfit(value, tree, name) from error
+    shown = f"shape {value.shape}" if hasattr(value, "shape") else repr(value)
+    raise ValueError(
+      f"{name} must be a real scalar, a sequence with one value a stage where"
+      " the parameters are a list or tuple of stages, or a pytree prefix of the"
+      f" parameters; got {shown}, {error}."
+    ) from error
 
 
 def is_scalar(value: Any) -> bool:
@@ -88,7 +91,11 @@ def check_numbers(
       np.issubdtype(known.dtype, k) or jnp.issubdtype(known.dtype, k)
       for k in (kind if isinstance(kind, tuple) else (kind,))
     ):
-      raise ValueError(f"{name} must hold {allowed}, got {value!r}.")
+      hint = "; a schedule of it goes through optax.inject_hyperparams"
+      raise ValueError(
+        f"{name} must hold {allowed}, got {value!r}"
+        f"{hint if callable(leaf) and not whole else ''}."
+      )
     if not ((known >= minimum) & (known <= maximum)).all():
       raise ValueError(f"{name} must hold {allowed}, got {value!r}.")
 
@@ -128,18 +135,14 @@ def _spread(value: Any, tree: Any) -> Any:
   values, value_structure = _one_level(value)
   branches, structure = _one_level(tree)
   if value_structure != structure or (len(values) == 1 and values[0] is value):
-    raise ValueError("not a prefix")
+    raise ValueError(f"{_top(value)} where they have {_top(tree)}")
   return jax.tree.unflatten(structure, list(map(_spread, values, branches)))
 
 
-def _misfit(value: Any, tree: Any, name: str) -> ValueError:
-  what = (
-    f"a {type(tree).__name__} of {len(tree)} stages"
-    if _is_sequence(tree)
-    else f"no list or tuple of stages but {jax.tree.structure(tree)}"
-  )
-  shown = f"shape {value.shape}" if hasattr(value, "shape") else repr(value)
-  return ValueError(
-    f"{name} must be a real scalar, a sequence with one value a stage, or a"
-    f" pytree prefix of the parameters, which are {what}; got {shown}."
-  )
+def _top(tree: Any) -> str:
+  """Says what the top level of a tree is, for errors."""
+  is_below = lambda node: node is not tree
+  below = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_below)[0]
+  keys = [jax.tree_util.keystr(path) for path, _ in below]
+  kind = type(tree).__name__
+  return f"{kind} of {len(keys)} ({' '.join(keys)})" if any(keys) else kind

@@ -46,7 +46,9 @@ def predict_params(
 
   A pure read-out, like `optax.contrib.schedule_free_eval_params`, that works in
   any training loop: take the gradient at `predict_params(opt_state, params)`,
-  then call `optimizer.update(gradients, opt_state, params)`.
+  then call `optimizer.update(gradients, opt_state, params)`. Update, evaluate
+  and store the weights, not the view. Without this call a prediction does
+  nothing.
 
   Every prediction state in `opt_state` is applied, whatever holds it
   (`optax.chain`, `inject_hyperparams`, `masked`, `partition`, `MultiSteps`,
@@ -64,7 +66,8 @@ def predict_params(
 
   Raises:
     ValueError: If `which` is neither, a velocity-form prediction finds no
-      momentum buffer or several, or the state belongs to other parameters.
+      momentum buffer or several, the state belongs to other parameters, or an
+      optimizer is given for its state.
 
   Example:
     >>> import jax.numpy as jnp
@@ -85,6 +88,7 @@ def predict_params(
     raise ValueError(f'which must be "forward" or "backward", got {which!r}.')
   predictions = list(find_predictions(opt_state))
   if not predictions:
+    _check_is_state(opt_state, params)
     return params
   bare = without_variables(params)
   for state, enclosing in predictions:
@@ -206,6 +210,20 @@ def without_variables(tree: Any) -> Any:
   )
 
 
+def _check_is_state(opt_state: optax.OptState, params: PyTree) -> None:
+  """Raises a ValueError where a state without predictions can be none."""
+  if any(map(callable, jax.tree.leaves(opt_state))):
+    raise ValueError(
+      "opt_state must be an optimizer's state, as optimizer.init(params) makes"
+      f" it, not the optimizer; got {opt_state!r}."
+    )
+  if any(True for _ in find_predictions(params)):
+    raise ValueError(
+      "opt_state must be an optimizer's state, and params weights; got them in"
+      " the other order: predict_params(opt_state, params)."
+    )
+
+
 def _is_record(node: Any) -> bool:
   """Whether a node has named fields: a named tuple or a dataclass."""
   return hasattr(node, "_fields") or (
@@ -232,13 +250,8 @@ def _walk(
   node: Any, enclosing: tuple[Any, ...]
 ) -> Iterator[tuple[Any, tuple[Any, ...]]]:
   """Visits the containers of a state, each with those that hold it."""
-  if isinstance(node, dict):
-    children = list(node.values())
-  elif isinstance(node, list | tuple):
-    children = list(node)
-  elif _is_record(node):
-    children = [getattr(node, field.name) for field in dataclasses.fields(node)]
-  else:
+  children = jax.tree.leaves(node, is_leaf=lambda other: other is not node)
+  if children and children[0] is node:
     return
   yield node, enclosing
   for child in children:
