@@ -1,6 +1,7 @@
 """Documents that can't rot: their code runs, their commands exist."""
 
 import importlib
+import os
 import pathlib
 import re
 import shlex
@@ -44,7 +45,14 @@ def _commands():
 class DocumentsTest(parameterized.TestCase):
   @parameterized.named_parameters(_blocks("python"))
   def test_python_blocks_run(self, body):
-    subprocess.run([sys.executable, "-c", body], check=True, cwd=_ROOT)
+    # Four devices, for the document on pipelines that run on several.
+    several = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
+    subprocess.run(
+      [sys.executable, "-c", body],
+      check=True,
+      cwd=_ROOT,
+      env={**os.environ, **several},
+    )
 
   @parameterized.named_parameters(_blocks("sh"))
   def test_shell_blocks_are_one_line_each_and_parse(self, body):

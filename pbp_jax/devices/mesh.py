@@ -95,5 +95,6 @@ def fetch(tree: PyTree, mesh: sharding.Mesh) -> PyTree:
     NumPy arrays.
   """
   everywhere = sharding.NamedSharding(mesh, EVERYWHERE)
-  copied = jax.jit(lambda x: x, out_shardings=everywhere)(tree)
-  return jax.tree.map(np.asarray, copied)
+  if not everywhere.is_fully_addressable:
+    tree = jax.jit(lambda x: x, out_shardings=everywhere)(tree)
+  return jax.tree.map(np.asarray, tree)

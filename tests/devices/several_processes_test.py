@@ -1,6 +1,5 @@
 """The pipeline over two processes of two devices each, on this machine."""
 
-import os
 import pathlib
 import socket
 import subprocess
@@ -10,7 +9,7 @@ import time
 from absl.testing import absltest
 from jaxlib import _jax
 
-from tests.devices import worker
+from tests.devices import forced_devices, worker
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _NUM_PROCESSES, _VICTIM = 2, 1
@@ -37,12 +36,7 @@ def _start(address, process):
     stderr=subprocess.PIPE,
     text=True,
     cwd=_ROOT,
-    env={
-      **os.environ,
-      "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
-      "JAX_PLATFORMS": "cpu",
-      "JAX_ENABLE_X64": "1",
-    },
+    env=forced_devices.environment(2),
   )
 
 

@@ -17,9 +17,20 @@ from tests import chain
 
 _NUM_STAGES = 4
 HEARTBEAT_TIMEOUT_SECONDS = 10
+_BOTH = {"lwp": 1.0, "sc": 1.0}
+_LONG = {
+  "pb": {},
+  "pb_lwpvd_scd": _BOTH,
+  "pb_accumulate3_lwpvd_scd": {"accumulate": 3, **_BOTH},
+  "pb_lwpvd_scd_stash": {"consistency": "stash", **_BOTH},
+}
 SETTINGS = {
-  "pb_accumulate3_lwpvd_scd": {"accumulate": 3, "lwp": 1.0, "sc": 1.0},
-  "pb_lwpvd_scd_stash": {"consistency": "stash", "lwp": 1.0, "sc": 1.0},
+  **(_LONG if "PBP_LONG" in os.environ else {}),
+  "pb_accumulate3_lwpvd_scd_stash": {
+    "accumulate": 3,
+    "consistency": "stash",
+    **_BOTH,
+  },
 }
 
 

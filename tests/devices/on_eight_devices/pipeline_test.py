@@ -1,6 +1,7 @@
 """How runs on devices are started, cut, ended, restored and refused."""
 
 import dataclasses
+import functools
 
 from absl.testing import absltest, parameterized
 import jax
@@ -27,9 +28,41 @@ def _pipeline(settings=None, **options):
   return pbp.devices.Pipeline(**arguments)
 
 
+def _equal_stages():
+  """One and the same stage three times, which is compiled once."""
+  params = {"w": np.cos(np.arange(9.0).reshape(3, 3)), "b": np.zeros(3)}
+  return (chain.given(params),) * 3
+
+
+@functools.cache
+def _short_pipeline():
+  """One that is quick to compile, and has all that a run carries on."""
+  schedule = pbp.schedules.pipelined_backprop(3, 2)
+  return _pipeline(
+    stages=_equal_stages(),
+    optimizer=chain.optimizer(_SETTINGS, schedule.delay),
+    schedule=schedule,
+    example=(jnp.ones((2, 3)), jnp.ones((2, 3))),
+  )
+
+
+def _short_samples(count):
+  made = np.random.default_rng(0).normal(size=(2, count, 2, 3))
+  return jnp.asarray(made[0]), jnp.asarray(made[1])
+
+
 def _assert_equal(got, expected):
   jax.tree.map(
     lambda a, b: np.testing.assert_array_equal(np.asarray(a), np.asarray(b)),
+    got,
+    expected,
+  )
+
+
+def _assert_same_but_for_rounding(got, expected):
+  """For results of two programs, which the compiler may round differently."""
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-13, atol=1e-15),
     got,
     expected,
   )
@@ -48,60 +81,50 @@ class RunTest(absltest.TestCase):
     key = jax.random.key(5)
     state = pipeline.init(key)
     expected = pbp.Simulator(*arguments).init(key, example[0])
-    _assert_equal(pipeline.gather(state).params, expected.params)
+    _assert_same_but_for_rounding(
+      pipeline.gather(state).params, expected.params
+    )
     _assert_equal(
       jax.random.key_data(state.key), jax.random.key_data(expected.key)
     )
 
   def test_chunks_are_their_concatenation(self):
-    pipeline = _pipeline(_SETTINGS)
-    inputs, targets = chain.samples(26)
+    """The first ends in the middle of an update."""
+    pipeline = _short_pipeline()
+    inputs, targets = _short_samples(14)
     start = pipeline.init(jax.random.key(0))
-    whole, metrics = pipeline.run(start, inputs, targets)
+    whole, metrics = pipeline.run(start, inputs, targets, drain=True)
     state, parts = start, []
-    for chunk in (slice(0, 10), slice(10, 26)):
+    for chunk in (slice(0, 7), slice(7, 14)):
       state, part = pipeline.run(
-        state, inputs[chunk], targets[chunk], donate=chunk.start > 0
+        state, inputs[chunk], targets[chunk], donate=True
       )
       parts.append(part)
     state, rest = pipeline.drain(state)
-    whole, whole_rest = pipeline.drain(whole)
     for name in ("loss", "micro_batch", "busy"):
-      _assert_equal(
-        np.concatenate([np.asarray(part[name]) for part in parts]),
+      _assert_same_but_for_rounding(
+        np.concatenate([np.asarray(part[name]) for part in (*parts, rest)]),
         metrics[name],
       )
-    _assert_equal(rest, whole_rest)
-    _assert_equal(pipeline.gather(state), pipeline.gather(whole))
-    np.testing.assert_array_equal(metrics["micro_batch"], np.arange(22))
-    np.testing.assert_array_equal(rest["micro_batch"], np.arange(22, 26))
+    _assert_same_but_for_rounding(
+      pipeline.gather(state), pipeline.gather(whole)
+    )
+    np.testing.assert_array_equal(parts[1]["micro_batch"], np.arange(5, 12))
+    np.testing.assert_array_equal(rest["micro_batch"], np.arange(12, 14))
 
   def test_a_restored_run_goes_on_as_the_drained_one(self):
-    """In the middle of no update, which a checkpoint would have to hold."""
-    pipeline = _pipeline(_SETTINGS)
-    inputs, targets = chain.samples(24)
+    pipeline = _short_pipeline()
+    inputs, targets = _short_samples(28)
     state = pipeline.init(jax.random.key(0))
-    state, _ = pipeline.run(state, inputs[:12], targets[:12], drain=True)
+    state, _ = pipeline.run(state, inputs[:14], targets[:14], drain=True)
     restored = pipeline.restore(state.key, pipeline.gather(state), state.fed)
     ends = [
-      pipeline.run(each, inputs[12:], targets[12:], drain=True)
+      pipeline.run(each, inputs[14:], targets[14:], drain=True)
       for each in (state, restored)
     ]
     _assert_equal(ends[0][1], ends[1][1])
     _assert_equal(pipeline.gather(ends[0][0]), pipeline.gather(ends[1][0]))
-    np.testing.assert_array_equal(ends[0][1]["micro_batch"], np.arange(12, 24))
-
-  def test_busy_is_what_the_timetable_says(self):
-    schedule = pbp.schedules.one_f_one_b(5)
-    pipeline = _pipeline(optimizer=optax.sgd(0.02), schedule=schedule)
-    state = pipeline.init(jax.random.key(0))
-    _, metrics = pipeline.run(state, *chain.samples(9), drain=True)
-    table = schedule.timetable(9)
-    expected = np.zeros((table.num_ticks, 5, 2), int)
-    for kind, ticks in enumerate((table.forward_tick, table.backward_tick)):
-      for device in range(5):
-        expected[ticks[device], device, kind] = 1
-    np.testing.assert_array_equal(metrics["busy"], expected)
+    np.testing.assert_array_equal(ends[0][1]["micro_batch"], np.arange(14, 28))
 
 
 class RefusalTest(parameterized.TestCase):
@@ -200,11 +223,10 @@ class TimelineTest(absltest.TestCase):
     self.assertEqual(lines[-1], "device 4 ....XXXXXXXXX....")
 
   def test_micro_batches_in_flight_are_refused(self):
-    pipeline = _pipeline(optimizer=optax.sgd(0.02))
-    data = chain.samples(9)
-    state, _ = pipeline.run(pipeline.init(jax.random.key(0)), *data)
+    pipeline = _short_pipeline()
+    state = pipeline.init(jax.random.key(0)).replace(fed=9)
     with self.assertRaisesRegex(ValueError, "empty pipeline; 9 micro-batches"):
-      pbp.devices.record(pipeline, state, *data)
+      pbp.devices.record(pipeline, state, *_short_samples(9))
 
 
 class MemoryTest(absltest.TestCase):

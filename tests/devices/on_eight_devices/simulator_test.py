@@ -131,10 +131,10 @@ class EqualityTest(parameterized.TestCase):
 
   def test_an_optimizer_that_reads_the_weights_of_the_forwards(self):
     """Under recomputation no other pass needs them."""
-    schedule = pbp.schedules.pipelined_backprop(5, 3)
+    schedule = pbp.schedules.pipelined_backprop(3, 3)
     optimizer = optax.chain(pbp.delay_compensation(0.5), _both(schedule))
     self._check(
-      chain.stages(),
+      chain.stages()[:2] + chain.stages()[-1:],
       *chain.samples(30),
       schedule=schedule,
       optimizer=optimizer,
@@ -203,13 +203,6 @@ class EqualityTest(parameterized.TestCase):
       },
     )
     self._check((stage,) * 3, _normal(30, 2, 3), _normal(30, 2, 3))
-
-  def test_groups_have_the_delays_of_the_coarser_pipeline(self):
-    partition = pbp.devices.Partition(np.ones(5), np.array([0, 1, 4]))
-    merged = partition.merge(chain.stages())
-    schedule = pbp.schedules.pipelined_backprop(3)
-    np.testing.assert_array_equal(schedule.delay, [4, 2, 0])
-    self._check(merged, *chain.samples(30), schedule=schedule)
 
   def test_replicas_share_each_micro_batch(self):
     inputs, targets = _normal(30, 4, 3), _normal(30, 4, 2)

@@ -1,0 +1,19 @@
+"""The environment of processes with several devices on a CPU."""
+
+import os
+
+# What is tested are numbers, not speed: to compile quickly saves half the time.
+# XLA ends a process that gives it a flag which it does not know any more.
+_QUICKLY = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=0"
+
+
+def environment(num_devices):
+  """This process's environment, for one with so many devices and float64."""
+  return {
+    **os.environ,
+    "XLA_FLAGS": (
+      f"--xla_force_host_platform_device_count={num_devices} {_QUICKLY}"
+    ),
+    "JAX_PLATFORMS": "cpu",
+    "JAX_ENABLE_X64": "1",
+  }
