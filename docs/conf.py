@@ -12,9 +12,12 @@ extensions = [
   "sphinx.ext.mathjax",
   "sphinx.ext.napoleon",
   "sphinx.ext.viewcode",
+  "sphinx-mathjax-offline",  # formulas need no network either
 ]
 html_theme = "furo"
 html_title = "pbp_jax"
+html_static_path = ["static"]
+html_css_files = ["formulas.css"]
 
 myst_enable_extensions = ["colon_fence", "dollarmath"]
 myst_heading_anchors = 3
