@@ -12,6 +12,7 @@ from absl import flags
 from absl.testing import absltest, parameterized
 
 from experiments import config_flags, figure_program
+from tests.devices import forced_devices
 
 _ROOT = pathlib.Path(__file__).parents[1]
 _DOCUMENTS = [
@@ -46,12 +47,11 @@ class DocumentsTest(parameterized.TestCase):
   @parameterized.named_parameters(_blocks("python"))
   def test_python_blocks_run(self, body):
     # Four devices, for the document on pipelines that run on several.
-    several = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
     subprocess.run(
       [sys.executable, "-c", body],
       check=True,
       cwd=_ROOT,
-      env={**os.environ, **several},
+      env={**os.environ, "XLA_FLAGS": forced_devices.xla_flags(4)},
     )
 
   @parameterized.named_parameters(_blocks("sh"))

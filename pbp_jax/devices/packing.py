@@ -61,18 +61,19 @@ class Packing:
       for dtype, size in sorted(sizes.items(), key=str)
     )
 
-  def pack(self, tree: PyTree, index: int) -> Packed:
+  def pack(self, tree: PyTree, index: int, xp: Any = jnp) -> Packed:
     """Brings a tree into the common form.
 
     Args:
       tree: The tree of device `index`.
       index: Which of the trees it is.
+      xp: `jax.numpy`, or `numpy` for arrays on the host.
 
     Returns:
       Arrays as `form` says, padded by zeros.
     """
     leaves = [
-      jnp.asarray(leaf, like.dtype)
+      xp.asarray(leaf, like.dtype)
       for leaf, like in zip(
         jax.tree.leaves(tree), self.leaves[index], strict=True
       )
@@ -81,9 +82,9 @@ class Packing:
       return tuple(leaves)
     vectors = []
     for like in self.form:
-      parts = [jnp.ravel(leaf) for leaf in leaves if leaf.dtype == like.dtype]
+      parts = [xp.ravel(leaf) for leaf in leaves if leaf.dtype == like.dtype]
       missing = like.shape[0] - sum(part.size for part in parts)
-      vectors.append(jnp.concatenate([*parts, jnp.zeros(missing, like.dtype)]))
+      vectors.append(xp.concatenate([*parts, xp.zeros(missing, like.dtype)]))
     return tuple(vectors)
 
   def unpack(self, packed: Packed, index: int) -> PyTree:
@@ -116,11 +117,8 @@ class Packing:
 
   def stack(self, trees: Sequence[PyTree]) -> Packed:
     """All trees in the common form, along a new first axis, on the host."""
-    packed = [self.pack(tree, p) for p, tree in enumerate(trees)]
-    return tuple(
-      np.stack([np.asarray(array) for array in arrays])
-      for arrays in zip(*packed, strict=True)
-    )
+    packed = [self.pack(tree, p, np) for p, tree in enumerate(trees)]
+    return tuple(map(np.stack, zip(*packed, strict=True)))
 
   def unstack(self, packed: Packed) -> tuple[PyTree, ...]:
     """The trees that `stack` was given."""

@@ -21,7 +21,13 @@ import optax
 from pbp_jax import schedules
 from pbp_jax import stages as stages_lib
 from pbp_jax.devices import layout as layout_lib
-from pbp_jax.devices import merging, passes, program, tick_tables
+from pbp_jax.devices import (
+  merging,
+  passes,
+  program,
+  regrouping,
+  tick_tables,
+)
 from pbp_jax.devices import mesh as mesh_lib
 from pbp_jax.devices import tick as tick_lib
 from pbp_jax.stages import PyTree
@@ -265,17 +271,64 @@ class Pipeline:
     whole = jax.eval_shape(self._optimizer.init, params)
     return Gathered(params, merging.merge(opt_states, whole), stage_state)
 
-  def restore(self, key: jax.Array, gathered: Gathered, fed: int) -> State:
+  def restore(
+    self,
+    key: jax.Array,
+    gathered: Gathered,
+    fed: int,
+    optimizer: optax.GradientTransformation | None = None,
+  ) -> State:
     """The state of an empty pipeline that goes on from given weights.
+
+    With the `optimizer` of the run that `gathered` comes from, the same stages
+    may have been grouped in another way, on more or fewer devices. Weights,
+    states of stages and what the optimizer keeps for each weight stay. What
+    follows from the grouping is this pipeline's: leaves in which the two
+    optimizers start differently from the same weights, such as horizons for
+    each stage; histories as long as the delays start anew. The run then is that
+    of a `Simulator` of these groups from the same weights and states.
 
     Args:
       key: The run's key, `state.key`.
       gathered: What `gather` returned, or the simulator's state holds.
-      fed: How many micro-batches that was after, `state.fed`.
+      fed: How many micro-batches that was after, `state.fed`; whole updates.
+      optimizer: The optimizer of the groups that `gathered` is of; None if they
+        are those of this pipeline.
 
     Returns:
       The state.
+
+    Raises:
+      ValueError: If `gathered` is not of these stages, or `fed` ends in the
+        middle of an update, whose gradients `gathered` does not hold.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, numpy as np, optax
+      >>> import pbp_jax as pbp
+      >>> from flax import linen as nn
+      >>> stages = pbp.as_stages([nn.Dense(3), nn.Dense(3)])
+      >>> optimizer = optax.sgd(0.1, momentum=0.9)
+      >>> loss_fn = lambda y, t: jnp.sum((y - t) ** 2)
+      >>> schedule = pbp.schedules.pipelined_backprop
+      >>> two = pbp.Simulator(stages, loss_fn, optimizer, schedule(2)).init(
+      ...   jax.random.key(0), jnp.ones((1, 3)))
+      >>> both = pbp.devices.Partition(np.ones(2), np.array([0]))
+      >>> one = pbp.devices.Pipeline(
+      ...   both.merge(stages), loss_fn, optimizer, schedule(1),
+      ...   example=(jnp.ones((1, 3)), jnp.ones((1, 3))))
+      >>> state = one.restore(
+      ...   two.key, pbp.devices.Gathered(
+      ...     two.params, two.opt_state, two.stage_state), 0, optimizer)
+      >>> jax.tree.map(jnp.shape, one.gather(state).params)
+      (({'bias': (3,), 'kernel': (3, 3)}, {'bias': (3,), 'kernel': (3, 3)}),)
     """
+    interval = self.schedule.update_interval
+    if fed % interval:
+      raise ValueError(
+        f"fed must be a multiple of the update interval, {interval}, got {fed}."
+      )
+    if optimizer is not None:
+      gathered = self._regrouped(gathered, optimizer)
     opt_states = [
       merging.take(gathered.opt_state, part)
       for part in self._layout.opt_state.shapes()
@@ -283,6 +336,24 @@ class Pipeline:
     return self._place(
       key, gathered.params, opt_states, gathered.stage_state, fed
     )
+
+  def _regrouped(
+    self, gathered: Gathered, optimizer: optax.GradientTransformation
+  ) -> Gathered:
+    """What a run of other groups had, in the groups of this pipeline."""
+    layout = self._layout
+    params = regrouping.renest(
+      gathered.params, layout.params.shapes(), "params"
+    )
+    stage_state = regrouping.renest(
+      gathered.stage_state, layout.stage_state.shapes(), "stage_state"
+    )
+    opt_state = regrouping.regroup_opt_state(
+      gathered.opt_state,
+      optimizer.init(gathered.params),
+      self._optimizer.init(params),
+    )
+    return Gathered(params, opt_state, stage_state)
 
   def memory(self) -> dict[str, np.ndarray]:
     """Bytes that each device needs for what it holds, by kind.

@@ -182,6 +182,12 @@ class RefusalTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, "in flight"):
       pipeline.drain(pipeline.init(jax.random.key(0)))
 
+  def test_of_restoring_in_the_middle_of_an_update(self):
+    pipeline = _short_pipeline()
+    state = pipeline.init(jax.random.key(0))
+    with self.assertRaisesRegex(ValueError, "update interval, 2, got 7"):
+      pipeline.restore(state.key, pipeline.gather(state), 7)
+
   def test_of_micro_batches_that_replicas_cannot_share(self):
     stages = chain.stages()[:1] + chain.stages()[-1:]
     pipeline = _pipeline(

@@ -1,0 +1,101 @@
+"""A run's weights and states, for other groups of the same stages.
+
+Groups only nest their stages' trees: the leaves of all groups together are
+those of the stages, in their order, however they are grouped. So do the states
+of an optimizer, as far as they are like the weights. What else an optimizer
+keeps is either the run's (a count of updates) or follows from the grouping
+(horizons, since other groups have other delays); starting the optimizers of
+both groupings from the same weights tells which: where the two starts differ,
+the grouping says so.
+"""
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from pbp_jax.stages import PyTree
+
+
+def renest(tree: PyTree, like: PyTree, name: str) -> PyTree:
+  """The leaves of a tree in the structure of another one.
+
+  Args:
+    tree: Trees of groups of stages.
+    like: Trees, or their shapes, of other groups of the same stages.
+    name: What errors call the tree.
+
+  Returns:
+    A tree of the structure of `like`.
+
+  Raises:
+    ValueError: If the leaves are not of the same shapes and dtypes.
+
+  Example:
+    >>> import numpy as np
+    >>> one, two = np.ones(1), np.ones(2)
+    >>> renest(((one, two),), ((one,), (two,)), "params")
+    ((array([1.]),), (array([1., 1.]),))
+  """
+  leaves, structure = jax.tree.flatten(like)
+  wanted = list(map(_form, leaves))
+  found = list(map(_form, jax.tree.leaves(tree)))
+  if found != wanted:
+    raise ValueError(
+      f"gathered.{name} must be of the stages of this pipeline, in groups or"
+      f" not, so have the leaves {wanted}; got {found}."
+    )
+  return jax.tree.unflatten(structure, jax.tree.leaves(tree))
+
+
+def regroup_opt_state(
+  opt_state: PyTree, start: PyTree, new_start: PyTree
+) -> PyTree:
+  """An optimizer's state for other groups of stages.
+
+  Args:
+    opt_state: The state of a run.
+    start: The state in which that optimizer starts.
+    new_start: The state in which the other groups' optimizer starts from the
+      same weights.
+
+  Returns:
+    A tree of the structure of `new_start`: of each leaf the run's value, but
+    where the starts differ that of `new_start`.
+
+  Raises:
+    ValueError: If the states have different numbers of leaves.
+
+  Example:
+    >>> import numpy as np
+    >>> regroup_opt_state(
+    ...   {"count": np.array(7), "horizon": np.array([4, 2, 0])},
+    ...   {"count": np.array(0), "horizon": np.array([4, 2, 0])},
+    ...   {"count": np.array(0), "horizon": np.array([2, 0])})
+    {'count': array(7), 'horizon': array([2, 0])}
+  """
+  new_leaves, structure = jax.tree.flatten(new_start)
+  leaves, old_leaves = jax.tree.leaves(opt_state), jax.tree.leaves(start)
+  if not len(leaves) == len(old_leaves) == len(new_leaves):
+    raise ValueError(
+      "optimizer must be that of the run, and differ from that of this pipeline"
+      f" in numbers only; its states have {len(old_leaves)} leaves, those of"
+      f" the run {len(leaves)} and those of this pipeline {len(new_leaves)}."
+    )
+  return jax.tree.unflatten(
+    structure,
+    [
+      leaf if _are_equal(old, new) else new
+      for leaf, old, new in zip(leaves, old_leaves, new_leaves, strict=True)
+    ],
+  )
+
+
+def _form(leaf: Any) -> str:
+  """Shape and dtype, as errors show them."""
+  return f"{np.dtype(leaf.dtype)}{list(leaf.shape)}"
+
+
+def _are_equal(a: Any, b: Any) -> bool:
+  a, b = np.asarray(a), np.asarray(b)
+  return a.dtype == b.dtype and np.array_equal(a, b)
