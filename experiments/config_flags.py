@@ -23,8 +23,8 @@ def define(
   Args:
     config_class: A dataclass with a default for every field. Its docstring
       describes each under `Attributes:`, which becomes the flag's help. Types
-      are str, int, float, bool, tuple[str, ...] or tuple[float, ...]; tuples
-      are given separated by commas.
+      are str, int, float, bool, or tuple[item, ...] of str, int or float, given
+      separated by commas.
     flag_values: Where to define them.
 
   Raises:
@@ -67,13 +67,13 @@ def define(
       flags.DEFINE_float(field.name, default, help_text, **options)
     elif kind is str:
       flags.DEFINE_string(field.name, default, help_text, **options)
-    elif get_origin(kind) is tuple and get_args(kind)[0] in (str, float):
+    elif get_origin(kind) is tuple and get_args(kind)[0] in (str, int, float):
       text = [str(item) for item in default]
       flags.DEFINE_list(field.name, text, help_text, **options)
     else:
       raise ValueError(
         f"{config_class.__name__}.{field.name} must be a str, int, float,"
-        f" bool, tuple[str, ...] or tuple[float, ...], got {kind}."
+        f" bool, or tuple[item, ...] of str, int or float, got {kind}."
       )
 
 

@@ -71,7 +71,9 @@ def measure_costs(
   Returns:
     `[S]` floats, medians in seconds.
   """
-  operands = _operands(stages, jax.random.key(0), _zeros(example))
+  operands = jax.jit(lambda key: _operands(stages, key, _zeros(example)))(
+    jax.random.key(0)
+  )
 
   def seconds(stage, own):
     run = jax.jit(_passes(stage))

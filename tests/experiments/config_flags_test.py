@@ -19,6 +19,7 @@ class ConfigFlagsTest(parameterized.TestCase):
       is_on: A switch.
       words: Words.
       numbers: Numbers.
+      counts: Counts.
 
     Example:
       name: no description.
@@ -30,6 +31,7 @@ class ConfigFlagsTest(parameterized.TestCase):
     is_on: bool = False
     words: tuple[str, ...] = ("x", "y")
     numbers: tuple[float, ...] = ()
+    counts: tuple[int, ...] = ()
 
   def _parse(self, *arguments):
     values = flags.FlagValues()
@@ -47,6 +49,7 @@ class ConfigFlagsTest(parameterized.TestCase):
     ("switch", "--is_on", {"is_on": True}),
     ("words", "--words=p,q+r", {"words": ("p", "q+r")}),
     ("numbers", "--numbers=1,2.5", {"numbers": (1.0, 2.5)}),
+    ("counts", "--counts=1,2", {"counts": (1, 2)}),
   )
   def test_flag_sets_its_field(self, argument, expected):
     self.assertEqual(self._parse(argument), self.Config(**expected))
