@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import pbp_jax as pbp
-from tests import chain
+from tests import chain, xla
 
 _WIDTH, _STAGES, _SLOTS = 48, 2, 160
 
@@ -47,7 +47,8 @@ def _compiled(arm):
   )
   data = jnp.zeros((2, 4, 1, _WIDTH))
   state = jax.eval_shape(simulator.init, jax.random.key(0), data[0, 0])
-  return jax.jit(simulator.run, donate_argnums=0).lower(state, *data).compile()
+  run = jax.jit(simulator.run, donate_argnums=0)
+  return run.lower(state, *data).compile(xla.AS_ELSEWHERE)
 
 
 class CompiledStepTest(parameterized.TestCase):

@@ -2,14 +2,12 @@
 
 import os
 
-# What is tested are numbers, not speed: to compile quickly saves half the time.
-# XLA ends a process that gives it a flag which it does not know any more.
-_QUICKLY = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=0"
+from tests import xla
 
 
 def xla_flags(num_devices):
   """What gives a process so many devices."""
-  return f"--xla_force_host_platform_device_count={num_devices} {_QUICKLY}"
+  return f"--xla_force_host_platform_device_count={num_devices} {xla.QUICKLY}"
 
 
 def environment(num_devices):
