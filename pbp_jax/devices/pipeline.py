@@ -9,7 +9,7 @@ The program is one `jax.shard_map` of one `lax.scan` over ticks; with
 from collections.abc import Callable
 import dataclasses
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 from flax import struct
 import jax
@@ -30,6 +30,7 @@ from pbp_jax.devices import (
 )
 from pbp_jax.devices import mesh as mesh_lib
 from pbp_jax.devices import tick as tick_lib
+from pbp_jax.devices.regrouping import Gathered
 from pbp_jax.stages import PyTree
 from pbp_jax.transforms import stale_params
 
@@ -51,20 +52,6 @@ class State:
   tick: int
   key: jax.Array
   held: tick_lib.Held
-
-
-class Gathered(NamedTuple):
-  """A run's weights and states, as the state of a `Simulator` has them.
-
-  Attributes:
-    params: The newest raw weights, a tuple of S pytrees.
-    opt_state: The optimizer's state.
-    stage_state: The state of each stage, None for stages without one.
-  """
-
-  params: tuple[PyTree, ...]
-  opt_state: optax.OptState
-  stage_state: tuple[PyTree, ...]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -328,7 +315,13 @@ class Pipeline:
         f"fed must be a multiple of the update interval, {interval}, got {fed}."
       )
     if optimizer is not None:
-      gathered = self._regrouped(gathered, optimizer)
+      gathered = regrouping.regroup(
+        gathered,
+        optimizer,
+        self._optimizer,
+        self._layout.params.shapes(),
+        self._layout.stage_state.shapes(),
+      )
     opt_states = [
       merging.take(gathered.opt_state, part)
       for part in self._layout.opt_state.shapes()
@@ -336,24 +329,6 @@ class Pipeline:
     return self._place(
       key, gathered.params, opt_states, gathered.stage_state, fed
     )
-
-  def _regrouped(
-    self, gathered: Gathered, optimizer: optax.GradientTransformation
-  ) -> Gathered:
-    """What a run of other groups had, in the groups of this pipeline."""
-    layout = self._layout
-    params = regrouping.renest(
-      gathered.params, layout.params.shapes(), "params"
-    )
-    stage_state = regrouping.renest(
-      gathered.stage_state, layout.stage_state.shapes(), "stage_state"
-    )
-    opt_state = regrouping.regroup_opt_state(
-      gathered.opt_state,
-      optimizer.init(gathered.params),
-      self._optimizer.init(params),
-    )
-    return Gathered(params, opt_state, stage_state)
 
   def memory(self) -> dict[str, np.ndarray]:
     """Bytes that each device needs for what it holds, by kind.

@@ -9,12 +9,62 @@ both groupings from the same weights tells which: where the two starts differ,
 the grouping says so.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+import optax
 
 from pbp_jax.stages import PyTree
+
+
+class Gathered(NamedTuple):
+  """A run's weights and states, as the state of a `Simulator` has them.
+
+  Attributes:
+    params: The newest raw weights, a tuple of S pytrees.
+    opt_state: The optimizer's state.
+    stage_state: The state of each stage, None for stages without one.
+  """
+
+  params: tuple[PyTree, ...]
+  opt_state: optax.OptState
+  stage_state: tuple[PyTree, ...]
+
+
+def regroup(
+  gathered: Gathered,
+  optimizer: optax.GradientTransformation,
+  new_optimizer: optax.GradientTransformation,
+  params: tuple[PyTree, ...],
+  stage_state: tuple[PyTree, ...],
+) -> Gathered:
+  """What a run has, for other groups of its stages.
+
+  Args:
+    gathered: The run's weights and states.
+    optimizer: Its optimizer.
+    new_optimizer: The optimizer of the other groups.
+    params: The shapes of their weights.
+    stage_state: The shapes of their stages' states.
+
+  Returns:
+    Weights and states of the other groups.
+
+  Raises:
+    ValueError: If the groups are not of the same stages, or the optimizers
+      differ in more than numbers.
+  """
+  new_params = renest(gathered.params, params, "params")
+  return Gathered(
+    new_params,
+    regroup_opt_state(
+      gathered.opt_state,
+      optimizer.init(gathered.params),
+      new_optimizer.init(new_params),
+    ),
+    renest(gathered.stage_state, stage_state, "stage_state"),
+  )
 
 
 def renest(tree: PyTree, like: PyTree, name: str) -> PyTree:
