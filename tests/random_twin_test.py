@@ -168,7 +168,7 @@ def _optimizers(name, schedule, multiple):
 
 class RandomTwinTest(absltest.TestCase):
   @hypothesis.settings(
-    max_examples=int(os.environ.get("PBP_EXAMPLES", "25")),
+    max_examples=int(os.environ.get("PBP_EXAMPLES", "15")),
     deadline=None,
     derandomize=True,
     suppress_health_check=list(hypothesis.HealthCheck),
