@@ -75,6 +75,9 @@ def spike_compensation(
   Nesterov's (`optax.trace(nesterov=True)`); 2 D gives SC_2D.
 
   It takes the place of `optax.trace`, and is followed by the learning rate.
+  Put no other momentum beside it, that of `optax.adam` or `optax.sgd`: that is
+  no error, but makes steps `1 / (1 - m)` times too long. Adam goes without its
+  own by `b1=0`, at the rate times `1 - m`, since v sums what Adam averages.
 
   Args:
     momentum: m in [0, 1], may be traced.

@@ -78,7 +78,8 @@ def linear_weight_prediction(
     is in the same chain (`optax.trace`, `spike_compensation`: the one field
     `trace` of the innermost enclosing state) and lr the next update's rate.
   - weight form, LWP^w: `ŵ = wₜ + T (wₜ - wₜ₋₁)`, with the last update kept in
-    the state. It works after any optimizer, and has to be the last link.
+    the state. It works after any optimizer, and has to be the last link: it
+    takes for an update whatever passes through it.
 
   The two are equal for SGD with momentum at a constant rate, and differ with
   spike compensation, rate schedules, weight decay and adaptive optimizers.
@@ -89,9 +90,9 @@ def linear_weight_prediction(
       parameters; may be traced.
     form: "velocity" or "weight".
     learning_rate: The rate that the chain applies, a number (may be traced) or
-      an optax schedule; needed by the velocity form only. Injected by
-      `optax.inject_hyperparams`, it is the rate of the last update, since the
-      next one is not known yet.
+      an optax schedule, the same as the chain's; needed by the velocity form
+      only. Injected by `optax.inject_hyperparams`, it is the rate of the last
+      update, since the next one is not known yet.
 
   Returns:
     A transformation with a `VelocityPredictionState` or a
