@@ -80,11 +80,11 @@ _WRONG_USES = {
   ),
   "horizon_of_wrong_length": (
     lambda: _init(_lwp(_TRACE, horizon=[4.0, 2.0], learning_rate=0.1)),
-    ("horizon", "3 stages", r"\[4.0, 2.0\]"),
+    ("horizon", r"\[4.0, 2.0\]", "list of 2.*tuple of 3"),
   ),
   "delay_of_wrong_length": (
     lambda: _init(optax.chain(pbp.delay_gradients([1, 2, 3, 4]))),
-    ("delay", "3 stages", r"\[1, 2, 3, 4\]"),
+    ("delay", r"\[1, 2, 3, 4\]", "list of 4.*tuple of 3"),
   ),
   "momentum_above_one": (
     lambda: pbp.spike_compensation(1.5, delay=1),
