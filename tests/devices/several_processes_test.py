@@ -41,7 +41,7 @@ def _start(address, process):
 
 
 class SeveralProcessesTest(absltest.TestCase):
-  """One start of the processes serves both tests: they take their time."""
+  """One start of the processes serves all tests: they take their time."""
 
   @classmethod
   def setUpClass(cls):
@@ -67,6 +67,10 @@ class SeveralProcessesTest(absltest.TestCase):
     for output in [self.victim_output, *self.outputs]:
       for name in worker.SETTINGS:
         self.assertIn(f"EQUAL {name}", output)
+
+  def test_runs_of_a_sweep_are_the_runs_one_by_one(self):
+    for output in [self.victim_output, *self.outputs]:
+      self.assertIn("EQUAL sweep", output)
 
   def test_a_killed_process_ends_the_others_with_an_error(self):
     self.assertIn("KILLED", self.victim_output)

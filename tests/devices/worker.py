@@ -1,7 +1,8 @@
 """One of several processes that run a pipeline together; started by tests.
 
 `python -m tests.devices.worker ADDRESS NUM_PROCESSES PROCESS_ID VICTIM`: all
-compare the pipeline with the simulator, then run on, until VICTIM is killed.
+compare the pipeline with the simulator and a sweep with single runs, then run
+on, until VICTIM is killed.
 """
 
 import itertools
@@ -11,6 +12,7 @@ import sys
 
 import jax
 import numpy as np
+import optax
 
 import pbp_jax as pbp
 from tests import chain
@@ -56,6 +58,43 @@ def compare(name):
   return run, state
 
 
+def compare_sweep():
+  """Says whether runs that the devices share are the runs one by one."""
+  inputs, targets = map(np.asarray, chain.samples(12))
+  schedule = pbp.schedules.pipelined_backprop(3)
+
+  def train(rate, delay):
+    simulator = pbp.Simulator(
+      chain.stages()[:2] + chain.stages()[-1:],
+      chain.squared_error,
+      optax.chain(
+        pbp.spike_compensation(chain.MOMENTUM, delay),
+        optax.scale_by_learning_rate(rate),
+      ),
+      schedule,
+    )
+    state = simulator.init(jax.random.key(0), inputs[0])
+    state, metrics = simulator.run(state, inputs, targets)
+    return metrics["loss"], state.params
+
+  rates = np.array([0.01, 0.02, 0.05, 0.02, 0.01])
+  delays = np.array([1.0, 2.0])[[0, 0, 1, 1, 1], None] * schedule.delay
+  found = pbp.devices.sweep(train, rates, delays)
+  alone = jax.jit(train)
+  for i, numbers in enumerate(zip(rates, delays, strict=True)):
+    jax.tree.map(
+      lambda got, wanted, i=i: np.testing.assert_allclose(
+        got[i], wanted, rtol=0, atol=1e-14
+      ),
+      found,
+      alone(*numbers),
+    )
+  losses = found[0]
+  assert losses.shape == (5, 12), losses.shape
+  assert len(np.unique(losses[:, -1])) == 5, losses
+  print("EQUAL sweep", flush=True)
+
+
 def run_on(run, state, victim):
   """Runs for ever, but for one process, which kills itself."""
   for chunk in itertools.count():
@@ -91,6 +130,7 @@ def main(address, num_processes, process_id, victim):
   )
   for name in SETTINGS:
     last = compare(name)
+  compare_sweep()
   run_on(*last, int(victim))
 
 
