@@ -6,11 +6,14 @@ Sizes are small here; what was committed was run at full size.
 import os
 import pathlib
 import re
+import tempfile
 from unittest import mock
 
 from absl.testing import absltest, parameterized
 import nbclient
 import nbformat
+
+from tests import xla
 
 _FOLDER = pathlib.Path(__file__).parents[1] / "notebooks"
 _PATHS = sorted(_FOLDER.glob("*.ipynb"))
@@ -30,6 +33,11 @@ def _code_cells(notebook):
 
 
 class NotebooksTest(parameterized.TestCase):
+  @classmethod
+  def setUpClass(cls):
+    super().setUpClass()
+    cls.compiled = cls.enterClassContext(tempfile.TemporaryDirectory())
+
   def test_they_are_in_reading_order(self):
     numbers = [int(path.name.split("_")[0]) for path in _PATHS]
     self.assertNotEmpty(numbers)
@@ -40,8 +48,12 @@ class NotebooksTest(parameterized.TestCase):
     small = {
       "PBP_NOTEBOOK_SMALL": "1",
       "JAX_PLATFORMS": "cpu",
-      # Small runs are compiled for longer than they take.
-      "XLA_FLAGS": "--xla_backend_optimization_level=0",
+      # Small runs are compiled for longer than they take: quickly, and no
+      # program twice.
+      "XLA_FLAGS": xla.QUICKLY,
+      "JAX_COMPILATION_CACHE_DIR": self.compiled,
+      "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+      "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
     }
     client = nbclient.NotebookClient(
       _read(path),
@@ -51,6 +63,11 @@ class NotebooksTest(parameterized.TestCase):
     )
     with mock.patch.dict(os.environ, small):
       client.execute()
+
+  def test_install_themselves_by_one_and_the_same_cell(self):
+    cells = {_code_cells(_read(path))[0].source for path in _PATHS}
+    self.assertLen(cells, 1)
+    self.assertIn("%pip install", cells.pop())
 
   @parameterized.named_parameters(_CASES)
   def test_is_committed_as_it_ran_from_top_to_bottom(self, path):
