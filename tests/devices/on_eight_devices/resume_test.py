@@ -1,6 +1,7 @@
 """Going on from a checkpoint, on as many devices and on another number."""
 
 import dataclasses
+import os
 import pathlib
 
 from absl.testing import absltest, parameterized
@@ -89,7 +90,10 @@ class ResumeTest(parameterized.TestCase):
       checkpointer.wait_until_finished()
       return checkpointer.restore(self.path, like)
 
-  @parameterized.parameters([(3, 2)], [(2, 5)])
+  # To more devices: the program's smoke run, and here with PBP_LONG=1.
+  @parameterized.parameters(
+    [(3, 2)], *([[(2, 5)]] if "PBP_LONG" in os.environ else [])
+  )
   def test_on_another_number_it_is_that_numbers_simulator(self, numbers):
     """From the weights and the optimizer's state that were saved."""
     before, after = map(_simulator, numbers)
