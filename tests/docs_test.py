@@ -23,6 +23,12 @@ _DOCUMENTS = [
 _FENCE = re.compile(r"```(\w*)\n(.*?)```", re.DOTALL)
 _MODULE = re.compile(r"python3? -m ([\w.]+)((?:\s+--[^\s`|]+)*)")
 _LINK = re.compile(r"\]\(([^)#]+?)(?:#[^)]*)?\)")
+# Each block has names of its own; all have the imports of one process.
+_RUN_BLOCKS = """
+import sys
+for i, body in enumerate(sys.argv[1:]):
+  exec(compile(body, f"<block {i}>", "exec"), {"__name__": "__main__"})
+"""
 
 
 def _blocks(language):
@@ -32,6 +38,13 @@ def _blocks(language):
     for i, (name, body) in enumerate(_FENCE.findall(path.read_text()))
     if name == language
   ]
+
+
+def _python_documents():
+  found = {}
+  for name, body in _blocks("python"):
+    found.setdefault(name.rpartition("_")[0], []).append(body)
+  return list(found.items())
 
 
 def _commands():
@@ -44,11 +57,11 @@ def _commands():
 
 
 class DocumentsTest(parameterized.TestCase):
-  @parameterized.named_parameters(_blocks("python"))
-  def test_python_blocks_run(self, body):
+  @parameterized.named_parameters(_python_documents())
+  def test_python_blocks_run(self, bodies):
     # Four devices, for the document on pipelines that run on several.
     subprocess.run(
-      [sys.executable, "-c", body],
+      [sys.executable, "-c", _RUN_BLOCKS, *bodies],
       check=True,
       cwd=_ROOT,
       env={**os.environ, "XLA_FLAGS": forced_devices.xla_flags(4)},
