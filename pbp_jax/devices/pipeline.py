@@ -322,6 +322,15 @@ class Pipeline:
         self._layout.params.shapes(),
         self._layout.stage_state.shapes(),
       )
+    found, own = map(
+      jax.tree.structure, (gathered.params, self._layout.params.shapes())
+    )
+    if found != own:
+      raise ValueError(
+        "gathered must be of the groups of stages of this pipeline, unless the"
+        f" optimizer of other groups is given; its params are {found}, those of"
+        f" the pipeline {own}."
+      )
     opt_states = [
       merging.take(gathered.opt_state, part)
       for part in self._layout.opt_state.shapes()

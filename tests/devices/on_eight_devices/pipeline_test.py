@@ -188,6 +188,14 @@ class RefusalTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, "update interval, 2, got 7"):
       pipeline.restore(state.key, pipeline.gather(state), 7)
 
+  def test_of_restoring_other_groups_without_their_optimizer(self):
+    pipeline = _short_pipeline()
+    state = pipeline.init(jax.random.key(0))
+    gathered = pipeline.gather(state)
+    other = gathered._replace(params=(gathered.params,))
+    with self.assertRaisesRegex(ValueError, "unless the optimizer of other"):
+      pipeline.restore(state.key, other, 0)
+
   def test_of_micro_batches_that_replicas_cannot_share(self):
     stages = chain.stages()[:1] + chain.stages()[-1:]
     pipeline = _pipeline(

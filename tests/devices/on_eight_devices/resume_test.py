@@ -92,7 +92,7 @@ class ResumeTest(parameterized.TestCase):
 
   # To more devices: the program's smoke run, and here with PBP_LONG=1.
   @parameterized.parameters(
-    [(3, 2)], *([[(2, 5)]] if "PBP_LONG" in os.environ else [])
+    [((3, 2),), ((2, 5),)][: 2 if "PBP_LONG" in os.environ else 1]
   )
   def test_on_another_number_it_is_that_numbers_simulator(self, numbers):
     """From the weights and the optimizer's state that were saved."""
