@@ -8,7 +8,7 @@ Command: python -m experiments.studies --study=constant_delay --workdir=DIR
 Hardware, time and numbers: experiments/README.md.
 
 `--workdir` gets `results.json`, with an entry under `arms` for each line and
-point, and `STUDY.png`.
+point, `STUDY.png`, and both as a page, `README.md`.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -29,6 +29,7 @@ from experiments import (
   resumable,
   runner,
   study_list,
+  study_page,
   study_settings,
   train,
 )
@@ -191,7 +192,9 @@ def execute(
   in_order = {label: ended[label] for label in job.points}
   name = f"{workdir.config['study']}.png"
   _draw(job, in_order).savefig(workdir.path / name)
-  return workdir.write("done", in_order)
+  found = workdir.write("done", in_order)
+  (workdir.path / study_page.FILE_NAME).write_text(study_page.page(found))
+  return found
 
 
 def run(config: Config) -> Mapping[str, Any]:
@@ -281,7 +284,7 @@ def main(argv: Sequence[str]) -> None:
   found = train.attend(execute, job)
   base = found["config"]["grid"]["base"]
   rich.print(reporting.results_table({**found, "config": base}))
-  print(f"{job.workdir.path}: results.json, {found['config']['study']}.png")
+  print(f"{job.workdir.path / study_page.FILE_NAME}: the table and the picture")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,14 @@ from absl.testing import absltest, parameterized
 import numpy as np
 import rich.console
 
-from experiments import runner, studies, study_list, study_settings, train
+from experiments import (
+  runner,
+  studies,
+  study_list,
+  study_page,
+  study_settings,
+  train,
+)
 import pbp_jax as pbp
 
 _GRIDS = [
@@ -203,8 +210,11 @@ class RunTest(parameterized.TestCase):
       [f"{line} @ {x}" for line, x in self.grid.settings()],
     )
 
-  def test_picture_is_there(self):
+  def test_picture_and_page_are_there(self):
     self.assertGreater((self.folder / "small.png").stat().st_size, 10_000)
+    page = (self.folder / "README.md").read_text()
+    self.assertEqual(page, study_page.page(self.found))
+    self.assertIn("| PB + SC |", page)
 
   def test_finished_study_is_only_read(self):
     with (
