@@ -327,6 +327,31 @@ STUDIES: Mapping[str, Study] = types.MappingProxyType(
         small=_SMALL_RESNET,
       ),
     ),
+    "training_length": Study(
+      claim="PB with SC and LWP reaches SGDM's accuracy on a deep network (how"
+      " long a run that takes is ours to show).",
+      x_label="epochs",
+      grids={
+        "smoke": Grid(
+          base=_SMOKE,
+          lines={"PB": _PB},
+          points={f"{n} samples": {"max_samples": n} for n in (40, 80)},
+        ),
+        "cpu": Grid(
+          base=dataclasses.replace(_SMALL_RESNET, model="resnet56"),
+          lines={"SGDM": _SGDM, "PB": _PB, "PB + LWPv + SC": _BOTH},
+          points=_over("epochs", 5, 10, 20),
+        ),
+        "paper": Grid(
+          base=dataclasses.replace(_CIFAR, model="resnet56"),
+          lines={"SGDM": _SGDM, "PB": _PB, "PB + LWPv + SC": _BOTH},
+          points={
+            n: {"epochs": n, "decay_epochs": (n / 2, 3 * n / 4)}
+            for n in (41, 82, 164)
+          },
+        ),
+      },
+    ),
     "imagenet": Study(
       claim="SC and LWP together restore the accuracy of PB on ImageNet.",
       x_label="network",
