@@ -240,6 +240,16 @@ STUDIES: Mapping[str, Study] = types.MappingProxyType(
         smoke=_over("learning_rate", 0.05, 0.1),
       ),
     ),
+    "reference_batch": Study(
+      claim="Weight inconsistency does no harm at the paper's settings (at which"
+      " rate of a small reference batch it begins to is ours to show).",
+      x_label="reference batch size, at rate 0.1 and momentum 0.9",
+      grids=_grids(
+        {**_MITIGATED, "PB, stashed": {"arm": "pb+stash"}},
+        _over("reference_batch_size", 128, 64, 32, 16, 8),
+        smoke=_over("reference_batch_size", 128, 8),
+      ),
+    ),
     "weight_stashing": Study(
       claim="Weight stashing gains nothing in fine-grained PB.",
       x_label="stages",
