@@ -241,8 +241,8 @@ STUDIES: Mapping[str, Study] = types.MappingProxyType(
       ),
     ),
     "reference_batch": Study(
-      claim="Weight inconsistency does no harm at the paper's settings (at which"
-      " rate of a small reference batch it begins to is ours to show).",
+      claim="Weight inconsistency does no harm at the paper's settings (at"
+      " which rate of a small reference batch it begins to is ours to show).",
       x_label="reference batch size, at rate 0.1 and momentum 0.9",
       grids=_grids(
         {**_MITIGATED, "PB, stashed": {"arm": "pb+stash"}},
