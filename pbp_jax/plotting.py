@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 import math
+import textwrap
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -313,4 +314,7 @@ def _draw_ends(
 
 
 def _as_text(setting: Any) -> str:
-  return setting if isinstance(setting, str) else f"{setting:g}"
+  """A setting as a tick's label, of short lines that don't meet others."""
+  if not isinstance(setting, str):
+    return f"{setting:g}"
+  return textwrap.fill(setting, width=8, break_long_words=False)

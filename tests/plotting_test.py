@@ -92,6 +92,16 @@ class SettingsChartTest(parameterized.TestCase):
     labels = [label.get_text() for label in self.axes[0].get_xticklabels()]
     self.assertEqual(labels, ["1", "64"])
 
+  def test_names_of_several_words_do_not_run_into_each_other(self):
+    end = {"loss": [1.0], "accuracy": [0.5]}
+    axes = plotting.settings_chart(
+      {"pb": {f"groups of {size}": end for size in range(6)}}
+    ).axes[0]
+    axes.figure.canvas.draw()
+    boxes = [label.get_window_extent() for label in axes.get_xticklabels()]
+    for box, following in zip(boxes, boxes[1:], strict=False):
+      self.assertLess(box.x1, following.x0)
+
   def test_diverged_seeds_are_counted_above(self):
     texts = [text.get_text() for text in self.axes[0].texts]
     self.assertEqual(texts, ["2×", "3×"])
