@@ -236,8 +236,10 @@ STUDIES: Mapping[str, Study] = types.MappingProxyType(
       x_label="learning rate at the reference batch size",
       grids=_grids(
         {**_MITIGATED, "PB, stashed": {"arm": "pb+stash"}},
-        _over("learning_rate", 0.05, 0.1, 0.2, 0.4, 0.8),
+        _over("learning_rate", 0.1, 0.4, 1.6, 6.4, 25.6),
+        paper=_over("learning_rate", 0.05, 0.1, 0.2, 0.4, 0.8),
         smoke=_over("learning_rate", 0.05, 0.1),
+        small=dataclasses.replace(_DIGITS, reference_batch_size=32),
       ),
     ),
     "reference_batch": Study(
