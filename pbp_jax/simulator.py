@@ -21,6 +21,7 @@ import numpy as np
 import optax
 
 from pbp_jax import (
+  argument_checks,
   backward_state,
   diagnostics,
   network,
@@ -125,18 +126,8 @@ class Simulator:
         f"backward must be one of {allowed} with {self.schedule.name}, got"
         f" {self.backward!r}.{hint}"
       )
-    if self.history_dtype is not None and not jnp.issubdtype(
-      self.history_dtype, jnp.floating
-    ):
-      raise ValueError(
-        "history_dtype must be a floating-point dtype or None, got"
-        f" {self.history_dtype!r}."
-      )
-    if not isinstance(self.optimizer, optax.GradientTransformation):
-      raise ValueError(
-        "optimizer must be an optax.GradientTransformation, got"
-        f" {self.optimizer!r}."
-      )
+    argument_checks.check_dtype(self.history_dtype)
+    argument_checks.check_optimizer(self.optimizer)
 
   # ---- The public functions, all pure; init, run and predict are compiled.
 
@@ -154,6 +145,7 @@ class Simulator:
       ValueError: If a stage can't take what the stage before it gives, or the
         optimizer does not fit the parameters.
     """
+    argument_checks.check_key(key)
     return self._compiled_init(key, example)
 
   def step(
@@ -170,9 +162,11 @@ class Simulator:
       The next state, and the metrics of this micro-batch.
 
     Raises:
-      ValueError: If the loss is not a scalar, or an aperiodic schedule meets a
-        traced `state.step`.
+      ValueError: If the state is another simulator's, the loss is not a scalar,
+        or an aperiodic schedule meets a traced `state.step`.
     """
+    argument_checks.check_is_state(state)
+    self._check_state(state)
     return self._step(state, self._lags(state.step, 1)[0], inputs, targets)
 
   def run(
@@ -193,9 +187,10 @@ class Simulator:
       state: The state to go on from.
       inputs: The micro-batches' inputs, stacked along a leading axis.
       targets: Their targets, likewise.
-      lags: The micro-batches' forward lags, `schedule.lags(start, count)[0]`:
-        needed only where an aperiodic schedule meets a traced `state.step`,
-        that is under an outer `jit`.
+      lags: The micro-batches' forward lags, `schedule.lags(start, count)[0]`,
+        `[S, count]` ints from 0 to `schedule.max_lag`, in the place of the
+        schedule's own: needed only where an aperiodic schedule meets a traced
+        `state.step`, that is under an outer `jit`.
       donate: Whether the memory of `state` may be reused; it can't be used
         afterwards. Of no effect under an outer `jit` or `vmap`.
 
@@ -205,21 +200,13 @@ class Simulator:
       forward views.
 
     Raises:
-      ValueError: If the leading axes differ, or as in `step`.
+      ValueError: If the leading axes differ, lags are none of the schedule, or
+        as in `step`.
     """
-    sizes = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves((inputs, targets))}
-    if len(sizes) != 1 or sizes == {()}:
-      raise ValueError(
-        "inputs and targets must be stacked micro-batches: all leaves need one"
-        f" and the same leading axis, got leading axes {sorted(sizes)}."
-      )
-    ((count,),) = sizes
+    argument_checks.check_is_state(state)
+    count = argument_checks.count_micro_batches(inputs, targets)
     if lags is not None:
-      if jnp.shape(lags) != (len(self.stages), count):
-        raise ValueError(
-          "lags must have one value for each stage and micro-batch, shape"
-          f" {(len(self.stages), count)}; got shape {jnp.shape(lags)}."
-        )
+      argument_checks.check_lags(lags, self.schedule.max_lag, count)
       lags = jnp.asarray(lags).T
     elif self.schedule.period is None:
       lags = self._lags(state.step, count)
@@ -245,8 +232,10 @@ class Simulator:
       The outputs of the last stage.
 
     Raises:
-      ValueError: If a stage has a state and none is given.
+      ValueError: If a stage has a state and none is given, or params aren't
+        weights of so many stages.
     """
+    argument_checks.check_weights(params, self.stages)
     stateful = [s.name for s in self.stages if s.init_state is not None]
     if stateful and stage_state is None:
       raise ValueError(
@@ -280,6 +269,11 @@ class Simulator:
   def _init(self, key: jax.Array, example: PyTree) -> PipelineState:
     key_init, key_run = jax.random.split(key)
     params, stage_state = network.init(self.stages, key_init, example)
+    argument_checks.check_trainable(params, self.stages)
+    return self._start(key_run, params, stage_state)
+
+  def _start(self, key, params, stage_state) -> PipelineState:
+    """The state before the first micro-batch, from given weights."""
     opt_state = self._optimizer.init(params)
     view = views.predict_params(opt_state, params)
     accumulates = self.schedule.update_interval > 1
@@ -287,7 +281,7 @@ class Simulator:
     zeros = optax.tree.zeros_like(params)
     return PipelineState(
       step=jnp.zeros([], jnp.int32),
-      key=key_run,
+      key=key,
       params=params,
       opt_state=opt_state,
       history=weight_history.init(
@@ -306,7 +300,17 @@ class Simulator:
       else None,
     )
 
+  def _check_state(self, state: PipelineState) -> None:
+    """Raises a ValueError if the state is another simulator's."""
+    argument_checks.check_weights(state.params, self.stages)
+    like = jax.eval_shape(
+      self._start, state.key, state.params, state.stage_state
+    )
+    argument_checks.check_state(state, like)
+
   def _run(self, state, inputs, targets, lags):
+    self._check_state(state)
+
     def body(state, xs):
       inputs, targets, lags = xs
       if lags is None:
@@ -325,7 +329,9 @@ class Simulator:
     key = jax.random.fold_in(state.key, state.step)
     if self.batch_fn is not None:
       batch_key = jax.random.fold_in(key, len(self.stages))
-      inputs, targets = self.batch_fn(batch_key, inputs, targets)
+      inputs, targets = argument_checks.as_pair(
+        self.batch_fn(batch_key, inputs, targets)
+      )
     newest_view = views.predict_params(state.opt_state, state.params)
     version = state.step // self.schedule.update_interval
     params_fwd, history = weight_history.meet(

@@ -28,6 +28,7 @@ _ROOMS = (
   "pipeline_state",
   "weight_history",
   "diagnostics",
+  "argument_checks",
   "simulator",
   "devices",
   "quadratic",

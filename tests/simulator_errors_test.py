@@ -8,6 +8,7 @@ from flax import linen as nn
 from flax import nnx
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 import pbp_jax as pbp
@@ -43,6 +44,29 @@ def _run(inputs=_INPUTS, targets=_TARGETS, lags=None, **changes):
   state = jax.eval_shape(simulator.init, jax.random.key(0), _INPUTS[0])
   run = functools.partial(simulator.run, lags=lags)
   return jax.eval_shape(run, state, inputs, targets)
+
+
+def _go_on(of, wanted=None, by_step=False, inputs=_INPUTS):
+  """Runs or steps a simulator from the state of another one."""
+  key = jax.random.key(0)
+  state = jax.eval_shape(_simulator(**of).init, key, _INPUTS[0])
+  simulator = _simulator(**(wanted or {}))
+  if by_step:
+    return jax.eval_shape(simulator.step, state, _INPUTS[0], _TARGETS[0])
+  run = lambda state: simulator.run(state, inputs, _TARGETS)
+  return jax.eval_shape(run, state)
+
+
+def _go_on_from(what):
+  return _simulator().run(what, _INPUTS, _TARGETS)
+
+
+def _with_whole_weights():
+  stage = pbp.Stage(
+    lambda key, x: {"n": jnp.ones(4, int)},
+    lambda params, x: x * params["n"][None],
+  )
+  return [stage, *_STAGES[1:]]
 
 
 def _lwp(*links, **options):
@@ -161,6 +185,89 @@ _WRONG_USES = {
   "lags_of_wrong_shape": (
     lambda: _run(lags=jnp.zeros((_S, 5), int)),
     ("lags", r"\(3, 6\)", r"\(3, 5\)"),
+  ),
+  "lags_beyond_the_ring": (
+    lambda: _run(lags=np.full((_S, 6), [[4], [3], [0]])),
+    ("lags", "max_lag, 2 for stage 1", "got 3 for its micro-batch 0"),
+  ),
+  "lags_below_zero": (
+    lambda: _run(lags=np.full((_S, 6), [[4], [2], [-1]])),
+    ("lags", ">= 0", "0 for stage 2", "got -1"),
+  ),
+  "lags_that_are_not_whole": (
+    lambda: _run(lags=jnp.zeros((_S, 6))),
+    ("lags", "ints", "float32"),
+  ),
+  "inputs_that_are_lists": (
+    lambda: _go_on({}, inputs=[[[0.0] * 4]] * 6),
+    ("leading axis", "give an array"),
+  ),
+  "state_of_another_schedule": (
+    lambda: _go_on({"schedule": pbp.schedules.uniform_delay(_S, 9)}),
+    ("float32.5, 4. in state.history", r"got float32\[10, 4\]"),
+  ),
+  "state_of_another_schedule_for_a_step": (
+    lambda: _go_on(
+      {"schedule": pbp.schedules.uniform_delay(_S, 9)}, by_step=True
+    ),
+    ("float32.5, 4. in state.history", r"got float32\[10, 4\]"),
+  ),
+  "state_of_another_update_interval": (
+    lambda: _go_on({}, {"schedule": pbp.schedules.uniform_delay(_S, 2, 3)}),
+    ("state",),
+  ),
+  "state_of_another_optimizer": (
+    lambda: _go_on({"optimizer": optax.adam(0.1)}),
+    ("state.opt_state", "got nothing"),
+  ),
+  "state_with_another_history_dtype": (
+    lambda: _go_on({"history_dtype": jnp.bfloat16}),
+    ("history", "float32.*got bfloat16"),
+  ),
+  "state_of_other_stages": (
+    lambda: _go_on(
+      {
+        "stages": _STAGES[:2],
+        "schedule": pbp.schedules.pipelined_backprop(2),
+      }
+    ),
+    ("params", "3 stages", "2 of them"),
+  ),
+  "state_that_is_none": (
+    lambda: _go_on_from(None),
+    ("state", "PipelineState", "NoneType"),
+  ),
+  "state_that_is_weights": (
+    lambda: _go_on_from(({"w": 1.0},)),
+    ("state", "PipelineState", "tuple"),
+  ),
+  "weights_of_fewer_stages": (
+    lambda: _simulator().predict(({},) * 2, _INPUTS[0]),
+    ("params", "3 stages", "got 2 of them"),
+  ),
+  "weights_that_are_a_state": (
+    lambda: _simulator().predict(_init(), _INPUTS[0]),
+    ("params", "state.params", "got PipelineState"),
+  ),
+  "weights_that_are_whole": (
+    lambda: _init(stages=_with_whole_weights()),
+    ("floating point", "stage 0", "int32"),
+  ),
+  "key_that_is_a_seed": (
+    lambda: _simulator().init(0, _INPUTS[0]),
+    ("key", "random key", "got 0"),
+  ),
+  "history_dtype_that_is_none": (
+    lambda: _simulator(history_dtype="foo"),
+    ("history_dtype", "'foo'"),
+  ),
+  "optimizer_that_has_to_be_asked_for_one": (
+    lambda: _simulator(optax.MultiSteps(optax.sgd(0.1), 2)),
+    ("optimizer", "gradient_transformation"),
+  ),
+  "batch_function_without_a_pair": (
+    lambda: _run(batch_fn=lambda key, x, y: None),
+    ("batch_fn", "pair", "None"),
   ),
   "traced_step_without_a_period": (
     lambda: _run(schedule=dataclasses.replace(_PB, period=None)),
