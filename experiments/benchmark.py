@@ -195,8 +195,8 @@ def _picture(rows: Mapping[str, Mapping[str, Any]]) -> figures.Figure:
   axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
   axes.margins(x=0.12)
   axes.set_xlabel(
-    "milliseconds a sample (all seeds of a row together), batch one:"
-    " median and range over processes"
+    "milliseconds a sample (all seeds of a row together), batch one:\n"
+    "median and range over processes"
   )
   axes.grid(axis="x", alpha=0.25, linewidth=0.6)
   axes.spines[["top", "right"]].set_visible(False)

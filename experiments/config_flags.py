@@ -12,6 +12,9 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from absl import flags
 
+# `--help` shows the flags of the program: those made here are its own.
+flags.disclaim_key_flags()
+
 _Config = TypeVar("_Config")
 
 

@@ -1,4 +1,5 @@
 import dataclasses
+import sys
 
 from absl import flags
 from absl.testing import absltest, parameterized
@@ -53,6 +54,15 @@ class ConfigFlagsTest(parameterized.TestCase):
   )
   def test_flag_sets_its_field(self, argument, expected):
     self.assertEqual(self._parse(argument), self.Config(**expected))
+
+  def test_flags_are_those_of_the_program_that_defines_them(self):
+    """So that --help shows them."""
+    values = flags.FlagValues()
+    config_flags.define(self.Config, values)
+    own = values.get_key_flags_for_module(sys.argv[0])
+    here = values.get_key_flags_for_module(__name__)
+    names = {flag.name for flag in [*own, *here]}
+    self.assertContainsSubset({"name", "rate", "counts"}, names)
 
   def test_help_is_the_docstrings(self):
     values = flags.FlagValues()
