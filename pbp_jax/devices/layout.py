@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from pbp_jax import network
@@ -121,6 +122,36 @@ def shapes(tree: Any) -> Any:
   return jax.tree.map(
     lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)), tree
   )
+
+
+def shapes_of_example(example: Any) -> tuple[PyTree, PyTree]:
+  """The shapes and dtypes of a micro-batch's inputs and targets.
+
+  Args:
+    example: A pair of trees of arrays, or of their shapes.
+
+  Returns:
+    A pair of trees of shapes.
+
+  Raises:
+    ValueError: If it is anything else.
+  """
+  if not isinstance(example, tuple) or len(example) != 2:
+    raise ValueError(
+      "example must be a pair (inputs, targets) of one micro-batch, got"
+      f" {type(example).__name__}."
+    )
+  try:
+    # An array first: JAX takes a string for the name of a dtype.
+    return shapes(jax.tree.map(_as_array, example))
+  except TypeError as error:
+    raise ValueError(
+      f"example must be arrays of numbers, or their shapes; got {example!r}."
+    ) from error
+
+
+def _as_array(leaf: Any) -> Any:
+  return leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
 
 
 def part_of_replica(example: PyTree, num_replicas: int) -> PyTree:

@@ -26,6 +26,7 @@ from pbp_jax.devices import (
   passes,
   program,
   regrouping,
+  stacking,
   tick_tables,
 )
 from pbp_jax.devices import mesh as mesh_lib
@@ -77,7 +78,8 @@ class Pipeline:
     schedule: A schedule with a timetable whose forwards meet the newest weights
       of their device: `pipelined_backprop`, `one_f_one_b`, `pipemare`,
       `fill_drain`, `synchronous`, `from_timetable`; stashed or not.
-    example: One micro-batch of inputs and targets, arrays or their shapes.
+    example: One micro-batch of inputs and targets, arrays or their shapes; all
+      others must have these shapes and dtypes.
     backward: "saved" or "recompute", as in `Simulator`. Recomputation keeps the
       inputs of stages only. "saved" keeps the weights that forwards met as
       well, and makes its activations anew on them: the numbers are those of
@@ -127,11 +129,7 @@ class Pipeline:
     if self.mesh is None:
       object.__setattr__(self, "mesh", mesh_lib.make_mesh(size))
     mesh_lib.check_mesh(self._mesh, size)
-    if not isinstance(self.example, tuple) or len(self.example) != 2:
-      raise ValueError(
-        "example must be a pair (inputs, targets) of one micro-batch, got"
-        f" {type(self.example).__name__}."
-      )
+    layout_lib.shapes_of_example(self.example)
 
   # ---- The public functions.
 
@@ -187,15 +185,10 @@ class Pipeline:
       device computed a forward and a backward.
 
     Raises:
-      ValueError: If the leading axes differ, or the schedule ends before.
+      ValueError: If the micro-batches have other shapes or dtypes, as JAX has
+        them, than `example`, their numbers differ, or the schedule ends before.
     """
-    sizes = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves((inputs, targets))}
-    if len(sizes) != 1 or sizes <= {(), (0,)}:
-      raise ValueError(
-        "inputs and targets must be stacked micro-batches: all leaves need one"
-        f" and the same leading axis >= 1, got leading axes {sorted(sizes)}."
-      )
-    ((count,),) = sizes
+    count = stacking.count_micro_batches(inputs, targets, self._micro_batch)
     since = state.fed + count - state.first
     end = self.schedule.num_micro_batches
     if end is not None and since > end:
@@ -230,7 +223,7 @@ class Pipeline:
     filling = self._filling(state.fed - state.first, state.first)
     nothing = jax.tree.map(
       lambda leaf: np.zeros((1, *leaf.shape), leaf.dtype),
-      layout_lib.shapes(self.example),
+      self._micro_batch,
     )
     return self._run(state, filling, *nothing, drain=True, donate=False)
 
@@ -378,10 +371,15 @@ class Pipeline:
     return optax.with_extra_args_support(self.optimizer)
 
   @functools.cached_property
+  def _micro_batch(self) -> tuple[PyTree, PyTree]:
+    """The shapes of a micro-batch."""
+    return layout_lib.shapes_of_example(self.example)
+
+  @functools.cached_property
   def _example(self) -> tuple[PyTree, PyTree]:
     """The shapes of what one replica gets of a micro-batch."""
     return layout_lib.part_of_replica(
-      layout_lib.shapes(self.example), self._mesh.shape[mesh_lib.REPLICA]
+      self._micro_batch, self._mesh.shape[mesh_lib.REPLICA]
     )
 
   @functools.cached_property

@@ -153,7 +153,8 @@ class RefusalTest(parameterized.TestCase):
       },
       "several stages",
     ),
-    ("example", {"example": jnp.ones(3)}, "pair"),
+    ("example", {"example": jnp.ones(3)}, "example must be a pair"),
+    ("names", {"example": ("f4", "f4")}, "example must be arrays.*'f4', 'f4'"),
     ("mesh", {"mesh": jax.make_mesh((5,), ("stage",))}, "make_mesh"),
   )
   def test_of_arguments(self, options, message):
@@ -170,12 +171,41 @@ class RefusalTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, "loss_fn must return a real"):
       pipeline.run(state, *chain.samples(3))
 
-  def test_of_data_of_different_lengths(self):
-    pipeline = _pipeline()
-    state = pipeline.init(jax.random.key(0))
-    inputs, targets = chain.samples(3)
-    with self.assertRaisesRegex(ValueError, "leading axis"):
-      pipeline.run(state, inputs, targets[:2])
+  @parameterized.named_parameters(
+    # Size-1 axes would be broadcast, other sizes padded.
+    (
+      "inputs_to_broadcast",
+      "inputs",
+      lambda x: x[:, :1],
+      r"\(2, 3\).*\(1, 3\)",
+    ),
+    ("targets_to_broadcast", "targets", lambda x: x[..., :1], r"got \(2, 1\)"),
+    ("targets_of_another_size", "targets", lambda x: x[..., :2], r"\(2, 2\)"),
+    ("one_micro_batch", "inputs", lambda x: x[0], r"got \(3,\)"),
+    ("ints", "inputs", lambda x: x.astype(int), "float64.*got.*int64"),
+    ("bools", "targets", lambda x: x > 0, "float64.*got.*bool"),
+    ("fewer", "targets", lambda x: x[:2], r"leading axes \[\(2,\), \(3,\)\]"),
+    ("none", "inputs", lambda x: x[:0], "leading axes"),
+    ("a_list_of_arrays", "inputs", list, "np.stack"),
+    ("a_list_of_numbers", "targets", lambda x: [1.0, 2.0], "np.stack"),
+    ("a_number", "inputs", lambda x: 1.0, "an array.*got 1.0"),
+    ("nothing", "targets", lambda x: None, r"PyTreeDef\(None\)"),
+    ("letters", "targets", lambda x: x.astype(str), "numbers.*<U"),
+    (
+      "keys",
+      "inputs",
+      lambda x: jax.random.key(0)[None],
+      "numbers, got random keys",
+    ),
+  )
+  def test_of_micro_batches_that_are_not_as_the_example(
+    self, name, change, message
+  ):
+    data = dict(zip(("inputs", "targets"), _short_samples(3), strict=True))
+    data[name] = change(np.asarray(data[name]))
+    state = pbp.devices.State(0, 0, 0, jax.random.key(0), held=None)
+    with self.assertRaisesRegex(ValueError, f"{name}.* must be.*{message}"):
+      _short_pipeline().run(state, **data)
 
   def test_of_draining_an_empty_pipeline(self):
     pipeline = _pipeline()
