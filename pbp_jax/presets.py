@@ -137,8 +137,15 @@ def list_arms() -> list[str]:
   arms = [name for name, base in BASES.items() if not base.is_delayed]
   for name, base in BASES.items():
     if base.is_delayed:
-      stash = [] if base.make(1, 1).is_stashed else ["stash"]
-      endings = [*stash, *MITIGATIONS, *_COMBINATIONS]
+      is_stashed = base.make(1, 1).is_stashed
+      endings = [
+        *([] if is_stashed else ["stash"]),
+        *(
+          ending
+          for ending in (*MITIGATIONS, *_COMBINATIONS)
+          if not (is_stashed and _only_backward(ending.split("+")))
+        ),
+      ]
       arms += [name, *(f"{name}+{ending}" for ending in endings)]
   return arms
 
@@ -228,6 +235,12 @@ def make_arm(
       f"arm {name!r} must not recompute: its weights are stashed, which makes"
       " no difference between the two."
     )
+  if schedule.is_stashed and (idle := _only_backward(words)):
+    raise ValueError(
+      f"arm {name!r} must not say {idle[0]!r}, which changes the weights of the"
+      f" backward pass alone: {schedule.name} stashes weights, both passes meet"
+      " the same."
+    )
   context = mitigations.Context(
     schedule=schedule,
     learning_rate=learning_rate,
@@ -264,6 +277,12 @@ def make_arm(
     numbers=numbers,
     make_optimizer=make_optimizer,
   )
+
+
+def _only_backward(words: Iterable[str]) -> list[str]:
+  """Those of an arm's words that stashed weights leave without effect."""
+  known = (w for w in words if w in MITIGATIONS)
+  return [w for w in known if MITIGATIONS[w].only_backward]
 
 
 def _is_stackable(chosen: Iterable[mitigations.Mitigation]) -> bool:

@@ -127,6 +127,12 @@ class ArmsTest(parameterized.TestCase):
       self.assertTrue(row.formula and row.source, row)
       self.assertNotIn("\n", row.formula + row.source)
 
+  @parameterized.parameters("1f1b+t2", "pb+stash+rebuild", "1f1b+t1+t2")
+  def test_view_that_no_pass_sees_is_refused(self, name):
+    with self.assertRaisesRegex(ValueError, "must not say '(t2|rebuild)'"):
+      _arm(name)
+    self.assertNotIn(name, pbp.presets.list_arms())
+
   def test_order_of_words_makes_no_difference(self):
     name, turned = "pb+shrink+scd+ef", "pb+ef+shrink+scd"
     self.assertEqual(_arm(name).family, _arm(turned).family)

@@ -63,6 +63,8 @@ class Mitigation:
     adapt: Changes what all the chain's links are made for.
     reads_rate: Whether the link needs to know the rate of every stage, so that
       nothing may scale the rate stage by stage.
+    only_backward: Whether it changes nothing but the weights of the backward
+      pass, which a schedule that stashes weights does not ask for.
   """
 
   role: str
@@ -73,6 +75,7 @@ class Mitigation:
   replaces: tuple[str, ...] = ()
   adapt: Callable[[Context], Context] | None = None
   reads_rate: bool = False
+  only_backward: bool = False
 
   def __post_init__(self):
     unknown = {self.role, *self.replaces} - set(ROLES)

@@ -54,6 +54,7 @@ MITIGATIONS: dict[str, entry.Mitigation] = {
     ),
     formula="backward pass on w - D d, d the mean update, decay e^(-2 / D)",
     source="Yang et al. 2021, arXiv 1910.05124 (recalled)",
+    only_backward=True,
   ),
   "rebuild": entry.Mitigation(
     role="view",
@@ -62,6 +63,7 @@ MITIGATIONS: dict[str, entry.Mitigation] = {
     ),
     formula="backward pass on w - D d, d the mean update, decay D / (D + 1)",
     source="Unnikrishnan and Parhi 2025, arXiv 2512.08160 (recalled)",
+    only_backward=True,
   ),
   "spectrain": entry.Mitigation(
     role="view",
