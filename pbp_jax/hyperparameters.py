@@ -54,13 +54,11 @@ def scale_hyperparameters(
     6.42805e-06 0.99917721
   """
   per_stage.check_numbers(learning_rate, "learning_rate")
-  per_stage.check_numbers(momentum, "momentum", maximum=1 - 1e-12)
-  for name, size in (
-    ("reference_batch_size", reference_batch_size),
-    ("batch_size", batch_size),
-  ):
-    if not per_stage.is_scalar(size) or not size > 0:
-      raise ValueError(f"{name} must be a number > 0, got {size!r}.")
+  per_stage.check_numbers(momentum, "momentum", below=1.0)
+  per_stage.check_number(
+    reference_batch_size, "reference_batch_size", above=0.0
+  )
+  per_stage.check_number(batch_size, "batch_size", above=0.0)
   ratio = batch_size / reference_batch_size
   scaled = momentum**ratio
   return Hyperparameters(

@@ -5,6 +5,7 @@ import dataclasses
 import inspect
 import pkgutil
 import types
+import typing
 from typing import Any
 
 import optax
@@ -311,6 +312,16 @@ def functions_without_result_type() -> set[str]:
     for name, member in vars(transforms).items()
     if isinstance(member, types.FunctionType)
     and inspect.signature(member).return_annotation is inspect.Signature.empty
+  }
+
+
+def per_stage_arguments(row: Row) -> set[str]:
+  """The arguments that may differ from stage to stage: any pytree."""
+  parameters = inspect.signature(row.factory).parameters.values()
+  return {
+    parameter.name
+    for parameter in parameters
+    if Any in (parameter.annotation, *typing.get_args(parameter.annotation))
   }
 
 

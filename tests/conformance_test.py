@@ -140,6 +140,39 @@ class CompletenessTest(parameterized.TestCase):
     self.assertEqual(set(row.arguments), set(row.others) | set(row.static))
 
 
+class RefusalTest(parameterized.TestCase):
+  """What no link takes, told from the annotations of its arguments."""
+
+  @parameterized.named_parameters(
+    (f"{name}_{key}", name, key)
+    for name, row in ROWS.items()
+    for key in set(row.others) - conformance_rows.per_stage_arguments(row)
+  )
+  def test_one_number_is_not_one_a_stage(self, name, key):
+    """Which would be broadcast against the axes of a weight."""
+    row = ROWS[name]
+    one = row.others[key]
+    for value in ([one, one], np.array([one, one]), {"w": one}):
+      with self.assertRaisesRegex(ValueError, f"^{key} must be one .*, got"):
+        row.link(**{key: value})
+
+    def traced(value):
+      row.link(**{key: value})
+      return value
+
+    jax.eval_shape(traced, jnp.float32(0))
+    with self.assertRaisesRegex(ValueError, f"^{key} must be one .*, got"):
+      jax.eval_shape(traced, jnp.zeros(2))
+
+  @parameterized.named_parameters(
+    (f"{name}_{key}", name, key) for name in ROWS for key in ROWS[name].others
+  )
+  def test_no_number_is_infinite(self, name, key):
+    for value in (np.inf, -np.inf, np.nan):
+      with self.assertRaisesRegex(ValueError, f"^{key} must (hold|be one) "):
+        ROWS[name].link(**{key: value})
+
+
 class ConformanceTest(parameterized.TestCase):
   """In float64, on parameters whose top level is a tuple of stages."""
 

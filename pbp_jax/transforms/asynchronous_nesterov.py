@@ -37,7 +37,7 @@ def nadam_momentum(
     0.495081
   """
   per_stage.check_numbers(b1, "b1", maximum=1.0)
-  per_stage.check_numbers(momentum_decay, "momentum_decay")
+  per_stage.check_number(momentum_decay, "momentum_decay")
 
   def momentum(count):
     exponent = jnp.asarray(momentum_decay, dtype=float) * (count + 1)
@@ -67,7 +67,7 @@ def stage_adaptive_momentum(
     >>> print(stage_adaptive_momentum(np.array([3, 2, 1, 0]), num_stages=4))
     [0.9675 0.945  0.9225 0.9   ]
   """
-  per_stage.check_numbers(num_stages, "num_stages", minimum=1, whole=True)
+  per_stage.check_number(num_stages, "num_stages", minimum=1, whole=True)
   per_stage.check_numbers(delay, "delay", maximum=num_stages / 0.9)
   xp = jnp if isinstance(delay, jax.Array) else np
   return 0.9 + 0.09 * xp.asarray(delay) / num_stages
@@ -235,10 +235,10 @@ def scale_by_asynchronous_nadam(
     >>> print(updates.round(4))
     [1.0066]
   """
-  per_stage.check_numbers(b1, "b1", maximum=1 - 1e-7)
-  per_stage.check_numbers(b2, "b2", maximum=1 - 1e-7)
-  per_stage.check_numbers(eps, "eps")
-  per_stage.check_numbers(momentum_decay, "momentum_decay")
+  per_stage.check_numbers(b1, "b1", below=1.0)
+  per_stage.check_number(b2, "b2", below=1.0)
+  per_stage.check_number(eps, "eps")
+  per_stage.check_number(momentum_decay, "momentum_decay")
 
   def init_fn(params):
     return AsynchronousNadamState(

@@ -98,10 +98,10 @@ def scale_by_basis_rotation(
     [[0.632 0.632]
      [0.632 0.632]]
   """
-  per_stage.check_numbers(b1, "b1", maximum=1 - 1e-7)
-  per_stage.check_numbers(b2, "b2", maximum=1 - 1e-7)
-  per_stage.check_numbers(eps, "eps")
-  per_stage.check_numbers(refresh_every, "refresh_every", minimum=1)
+  per_stage.check_number(b1, "b1", below=1.0)
+  per_stage.check_number(b2, "b2", below=1.0)
+  per_stage.check_number(eps, "eps")
+  per_stage.check_number(refresh_every, "refresh_every", minimum=1)
 
   def init_fn(params):
     wide = lambda leaf: jnp.zeros_like(leaf, dtype=_wide(leaf.dtype))

@@ -17,9 +17,9 @@ def clip_by_stage_norm(
   which an asynchronous pipeline never has.
 
   Args:
-    max_norm: c > 0: a scalar, one value a stage, or a pytree prefix of the
-      parameters; may be traced. Stages are the elements of a top-level list or
-      tuple; any other tree is one stage.
+    max_norm: c > 0, finite: a scalar, one value a stage, or a pytree prefix of
+      the parameters; may be traced. Stages are the elements of a top-level list
+      or tuple; any other tree is one stage.
 
   Returns:
     A transformation without a state.
@@ -37,7 +37,7 @@ def clip_by_stage_norm(
     >>> print(*clipped)
     [0.6 0.8] [0.5]
   """
-  per_stage.check_numbers(max_norm, "max_norm", minimum=1e-38)
+  per_stage.check_numbers(max_norm, "max_norm", above=0.0)
 
   def clip_stage(updates, limits):
     norm = optax.tree.norm(updates)

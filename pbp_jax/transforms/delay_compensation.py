@@ -123,8 +123,8 @@ def adaptive_delay_compensation(
     4.0
   """
   per_stage.check_numbers(strength, "strength")
-  per_stage.check_numbers(decay, "decay", maximum=1.0)
-  per_stage.check_numbers(epsilon, "epsilon", minimum=1e-38)
+  per_stage.check_number(decay, "decay", maximum=1.0)
+  per_stage.check_number(epsilon, "epsilon", above=0.0)
 
   def init_fn(params):
     return AdaptiveDelayCompensationState(stale_params_lib.wide_zeros(params))

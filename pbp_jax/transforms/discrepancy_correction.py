@@ -58,7 +58,7 @@ def discrepancy_correction(
     >>> print(params, pbp.predict_params(state, params, "backward"))
     [0.5] [1.]
   """
-  per_stage.check_numbers(decay, "decay", minimum=1e-38, maximum=1 - 1e-7)
+  per_stage.check_number(decay, "decay", above=0.0, below=1.0)
 
   def gamma(delay):
     # Where the delay is zero, the average is not used: any decay will do.

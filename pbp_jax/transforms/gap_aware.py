@@ -90,8 +90,8 @@ def gap_aware(
   """
   per_stage.check_numbers(momentum, "momentum", maximum=1.0)
   scalars.check_rate(learning_rate)
-  per_stage.check_numbers(decay, "decay", maximum=1 - 2.0**-24)
-  per_stage.check_numbers(epsilon, "epsilon", minimum=1e-38)
+  per_stage.check_number(decay, "decay", below=1.0)
+  per_stage.check_number(epsilon, "epsilon", above=0.0)
   # 1 - ρᵗ would lose four digits of float32 for ρ near 1.
   xp = jnp if isinstance(decay, jax_core.Tracer) else np
   log_decay = xp.log(xp.maximum(decay, 1e-38))

@@ -157,9 +157,7 @@ _scale_cotangent.defvjp(_scale_cotangent_fwd, _scale_cotangent_bwd)
 
 
 def _check_factor(factor: ArrayLike) -> None:
-  if not per_stage.is_scalar(factor):
-    raise ValueError(f"factor must be one real number, got {factor!r}.")
-  per_stage.check_numbers(factor, "factor", maximum=1.0)
+  per_stage.check_number(factor, "factor", maximum=1.0)
 
 
 def _power(base: ArrayLike, exponent: ArrayLike) -> ArrayLike:

@@ -191,8 +191,8 @@ def msnag_adam(
       can't be traced; name it in `static_args` of `optax.inject_hyperparams`.
     learning_rate: The rate that the chain applies, a number (may be traced) or
       an optax schedule, which is asked for the rates of the updates to come.
-    b1: β₁, in [0, 1]; may be traced, as all that follow.
-    b2: β₂, in [0, 1].
+    b1: β₁, in [0, 1); may be traced, as all that follow.
+    b2: β₂, in [0, 1).
     eps: ε > 0.
     weight_decay: λ >= 0, decoupled, in the forms of `horizon`.
 
@@ -222,9 +222,9 @@ def msnag_adam(
   """
   per_stage.check_numbers(horizon, "horizon", whole=True)
   scalars.check_rate(learning_rate)
-  per_stage.check_numbers(b1, "b1", maximum=1.0)
-  per_stage.check_numbers(b2, "b2", maximum=1.0)
-  per_stage.check_numbers(eps, "eps", minimum=1e-38)
+  per_stage.check_number(b1, "b1", below=1.0)
+  per_stage.check_number(b2, "b2", below=1.0)
+  per_stage.check_number(eps, "eps", above=0.0)
   per_stage.check_numbers(weight_decay, "weight_decay")
 
   def make_state(count, tree):

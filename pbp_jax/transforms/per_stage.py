@@ -66,38 +66,64 @@ def check_numbers(
   name: str,
   *,
   minimum: float = 0.0,
+  above: float = -np.inf,
   maximum: float = np.inf,
+  below: float = np.inf,
   whole: bool = False,
 ) -> None:
   """Raises a ValueError unless the known numbers in a value are allowed.
+
+  Bounds have to hold in the working precision too: there 1 - 1e-9 may be 1.
 
   Args:
     value: The value, as `broadcast` takes it. Traced numbers are not known.
     name: What the error calls it.
     minimum: The smallest allowed number.
+    above: All numbers are greater; so none is infinite.
     maximum: The largest allowed number.
+    below: All numbers are less.
     whole: Whether only ints are allowed, and none may be traced: for what
       decides the shape of a buffer.
   """
-  allowed = f"{'ints' if whole else 'real numbers'} >= {minimum:g}"
-  if maximum < np.inf:
-    allowed += f" and <= {maximum:g}"
+  bounds = {">=": minimum, ">": above, "<=": maximum, "<": below}
+  allowed = f"hold {_describe(bounds, whole)}"
   for leaf in jax.tree.leaves(value, is_leaf=lambda x: x is None):
-    if isinstance(leaf, jax_core.Tracer) and not whole:
-      continue
-    known = None if isinstance(leaf, jax_core.Tracer) else np.asarray(leaf)
-    kind = np.integer if whole else (np.integer, np.floating)
-    if known is None or not any(
-      np.issubdtype(known.dtype, k) or jnp.issubdtype(known.dtype, k)
-      for k in (kind if isinstance(kind, tuple) else (kind,))
-    ):
-      hint = "; a schedule of it goes through optax.inject_hyperparams"
-      raise ValueError(
-        f"{name} must hold {allowed}, got {value!r}"
-        f"{hint if callable(leaf) and not whole else ''}."
-      )
-    if not ((known >= minimum) & (known <= maximum)).all():
-      raise ValueError(f"{name} must hold {allowed}, got {value!r}.")
+    _check_leaf(leaf, value, name, bounds, allowed, whole)
+
+
+def check_number(
+  value: Any,
+  name: str,
+  *,
+  minimum: float = 0.0,
+  above: float = -np.inf,
+  maximum: float = np.inf,
+  below: float = np.inf,
+  whole: bool = False,
+  alternative: str = "",
+) -> None:
+  """Raises a ValueError unless a value is one number, the same for all stages.
+
+  One value a stage would be broadcast against the axes of the weights.
+
+  Args:
+    value: The value; one that is traced has no known number, but a shape.
+    name: What the error calls it.
+    minimum: As for `check_numbers`, like all bounds.
+    above: Likewise.
+    maximum: Likewise.
+    below: Likewise.
+    whole: Likewise.
+    alternative: What else the caller takes, for the error.
+  """
+  bounds = {">=": minimum, ">": above, "<=": maximum, "<": below}
+  allowed = f"be one {_describe(bounds, whole).replace('s', '', 1)}"
+  if alternative:
+    allowed += f", or {alternative}"
+  if not is_scalar(value):
+    hint = "" if alternative else _schedule_hint(value)
+    raise ValueError(f"{name} must {allowed}, got {value!r}{hint}.")
+  _check_leaf(value, value, name, bounds, allowed, whole)
 
 
 def stage_trees(tree: Any) -> tuple[list[Any], Any]:
@@ -114,6 +140,64 @@ def stage_trees(tree: Any) -> tuple[list[Any], Any]:
   if _is_sequence(tree):
     return _one_level(tree)
   return [tree], jax.tree.structure(0)
+
+
+def _describe(bounds: dict[str, float], whole: bool) -> str:
+  """Says which numbers are allowed, in the plural."""
+  low = ">" if bounds[">"] >= bounds[">="] else ">="
+  high = "<" if bounds["<"] <= bounds["<="] else "<="
+  limits = [
+    f"{sign} {bounds[sign]:g}"
+    for sign in (low, high)
+    if np.isfinite(bounds[sign])
+  ]
+  kind = "ints" if whole else "real numbers"
+  if len(limits) < 2 and not whole:
+    kind = f"finite {kind}"
+  return " ".join([kind, " and ".join(limits)]).strip()
+
+
+def _check_leaf(
+  leaf: Any,
+  value: PerStage,
+  name: str,
+  bounds: dict[str, float],
+  allowed: str,
+  whole: bool,
+) -> None:
+  """Raises a ValueError unless a leaf of a value is allowed, or not known."""
+  is_traced = isinstance(leaf, jax_core.Tracer)
+  if is_traced and not whole:
+    return
+  known = None if is_traced else np.asarray(leaf)
+  kinds = (np.integer,) if whole else (np.integer, np.floating)
+  if known is None or not any(
+    np.issubdtype(known.dtype, k) or jnp.issubdtype(known.dtype, k)
+    for k in kinds
+  ):
+    hint = "" if whole else _schedule_hint(leaf)
+    raise ValueError(f"{name} must {allowed}, got {value!r}{hint}.")
+  working = jnp.result_type(float)
+  if not _is_within(known, bounds, np.float64):
+    raise ValueError(f"{name} must {allowed}, got {value!r}.")
+  if not _is_within(known, bounds, working):
+    raise ValueError(f"{name} must {allowed} in {working}, got {value!r}.")
+
+
+def _schedule_hint(value: Any) -> str:
+  if not callable(value):
+    return ""
+  return "; a schedule of it goes through optax.inject_hyperparams"
+
+
+def _is_within(known: np.ndarray, bounds: dict[str, float], dtype: Any) -> bool:
+  """Whether all numbers are, in a precision without subnormal numbers."""
+  with np.errstate(over="ignore", under="ignore"):
+    number = known.astype(dtype)
+  number = np.where(np.abs(number) < np.finfo(dtype).tiny, 0, number)
+  low, above, high, below = bounds.values()
+  inside = (number >= low) & (number > above) & (number <= high)
+  return bool((inside & (number < below)).all())
 
 
 def _is_sequence(value: Any) -> bool:

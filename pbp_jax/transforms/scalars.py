@@ -83,7 +83,9 @@ def _has_masked(tree: Any) -> bool:
 def check_rate(learning_rate: ArrayLike | optax.Schedule) -> None:
   """Raises a ValueError if a rate is no schedule and no number >= 0."""
   if not callable(learning_rate):
-    per_stage.check_numbers(learning_rate, "learning_rate")
+    per_stage.check_number(
+      learning_rate, "learning_rate", alternative="a schedule"
+    )
 
 
 def rate_at(
@@ -96,11 +98,20 @@ def rate_at(
     count: Updates done.
 
   Returns:
-    A real scalar; an array for an array of counts and a schedule.
+    A real scalar.
+
+  Raises:
+    ValueError: If a schedule gives anything else.
   """
-  if callable(learning_rate):
-    return jnp.asarray(learning_rate(count), dtype=float)
-  return jnp.asarray(learning_rate, dtype=float)
+  if not callable(learning_rate):
+    return jnp.asarray(learning_rate, dtype=float)
+  rate = learning_rate(count)
+  if jnp.shape(rate):
+    raise ValueError(
+      "learning_rate must be one number, or a schedule of one, got a schedule"
+      f" of shape {jnp.shape(rate)}."
+    )
+  return jnp.asarray(rate, dtype=float)
 
 
 def rates_ahead(

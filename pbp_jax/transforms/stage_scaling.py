@@ -108,12 +108,12 @@ def stage_momenta(
     >>> print(stage_momenta(0.9, 4))
     [0.99   0.9675 0.945  0.9225]
   """
-  per_stage.check_numbers(momentum, "momentum", maximum=1.0)
+  per_stage.check_number(momentum, "momentum", maximum=1.0)
   return 1 - (1 - momentum) * _ramp(num_stages, offset)
 
 
 def _ramp(num_stages: int, offset: ArrayLike) -> np.ndarray | jax.Array:
   """`[S]`, from the offset in equal steps towards 1."""
-  per_stage.check_numbers(num_stages, "num_stages", minimum=1, whole=True)
-  per_stage.check_numbers(offset, "offset", maximum=1.0)
+  per_stage.check_number(num_stages, "num_stages", minimum=1, whole=True)
+  per_stage.check_number(offset, "offset", maximum=1.0)
   return offset + (1 - offset) * (np.arange(num_stages) / num_stages)

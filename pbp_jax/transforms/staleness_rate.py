@@ -70,7 +70,7 @@ def scale_by_staleness(
   """
   per_stage.check_numbers(delay, "delay")
   if annealing_steps is not None:
-    per_stage.check_numbers(annealing_steps, "annealing_steps", minimum=1e-38)
+    per_stage.check_number(annealing_steps, "annealing_steps", above=0.0)
 
   def init_fn(params):
     del params

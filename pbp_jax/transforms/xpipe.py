@@ -31,8 +31,8 @@ def xpipe_horizons(
     >>> print(forward, backward)
     [3 3 2 2] [0 0 1 1]
   """
-  per_stage.check_numbers(num_stages, "num_stages", minimum=1, whole=True)
-  per_stage.check_numbers(
+  per_stage.check_number(num_stages, "num_stages", minimum=1, whole=True)
+  per_stage.check_number(
     update_interval, "update_interval", minimum=1, whole=True
   )
   half = np.arange(num_stages) // 2

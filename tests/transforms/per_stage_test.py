@@ -3,6 +3,7 @@
 import re
 
 from absl.testing import absltest, parameterized
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -65,6 +66,61 @@ class PerStageTest(parameterized.TestCase):
     injected = optax.inject_hyperparams(pbp.spike_compensation)
     state = injected(momentum, delay=2).init(jnp.ones(2))
     self.assertAlmostEqual(state.hyperparams["momentum"], 0.5, places=6)
+
+  @parameterized.named_parameters(
+    ("half_open", {"below": 1.0}, 1.0, "real numbers >= 0 and < 1"),
+    ("closed", {"maximum": 1.0}, 1.5, "real numbers >= 0 and <= 1"),
+    ("open", {"above": 0.0, "below": 1.0}, 0.0, "real numbers > 0 and < 1"),
+    ("positive", {"above": 0.0}, -1, "finite real numbers > 0"),
+    ("infinite", {}, np.inf, "finite real numbers >= 0"),
+    ("any", {"minimum": -np.inf}, np.nan, "finite real numbers"),
+    ("one_of_many", {}, [1.0, -np.inf], "finite real numbers >= 0"),
+    ("ints", {"minimum": 1, "whole": True}, 0, "ints >= 1"),
+  )
+  def test_bounds_are_those_that_the_error_tells(self, bounds, value, allowed):
+    message = f"x must hold {allowed}, got {value!r}."
+    with self.assertRaisesRegex(ValueError, f"^{re.escape(message)}$"):
+      per_stage.check_numbers(value, "x", **bounds)
+
+  @parameterized.named_parameters(
+    ("one", {"below": 1.0}, 1 - 1e-9),
+    ("zero", {"above": 0.0}, 1e-40),
+    ("infinity", {}, 1e39),
+  )
+  def test_bounds_hold_in_working_precision(self, bounds, value):
+    message = re.escape(f" in float32, got {value!r}.")
+    with self.assertRaisesRegex(ValueError, message):
+      per_stage.check_numbers(value, "x", **bounds)
+    with jax.enable_x64(True):
+      per_stage.check_numbers(value, "x", **bounds)
+
+  def test_a_bound_may_be_reached(self):
+    third = 1 / 3  # which rounds up
+    per_stage.check_numbers([0.0, third], "x", maximum=third)
+
+  @parameterized.named_parameters(
+    ("list", [0.5, 0.5], "one finite real number >= 0"),
+    ("bool", True, "one finite real number >= 0"),
+  )
+  def test_one_number_is_one(self, value, allowed):
+    message = f"x must be {allowed}, got {value!r}."
+    with self.assertRaisesRegex(ValueError, re.escape(message)):
+      per_stage.check_number(value, "x")
+
+  def test_a_schedule_of_one_rate_a_stage_is_refused(self):
+    link = pbp.pipeoptim(1, lambda count: jnp.full(2, 0.1))
+    with self.assertRaisesRegex(ValueError, r"learning_rate .* shape \(2,\)"):
+      link.init((jnp.ones(2), jnp.ones(2)))
+
+  def test_schedule_hint_for_one_number(self):
+    decay = optax.constant_schedule(0.5)
+    with self.assertRaisesRegex(ValueError, "through optax.inject_hyperparams"):
+      pbp.gap_aware(0.9, 0.1, decay=decay)
+
+  def test_hyperparameters_are_scaled_below_a_momentum_of_one(self):
+    message = "momentum must hold real numbers >= 0 and < 1, got 1.0."
+    with self.assertRaisesRegex(ValueError, message):
+      pbp.scale_hyperparameters(0.1, 1.0, 128)
 
 
 if __name__ == "__main__":
