@@ -11,8 +11,8 @@ from pbp_jax.devices.mesh import make_mesh as make_mesh
 from pbp_jax.devices.partitions import Partition as Partition
 from pbp_jax.devices.partitions import partition as partition
 from pbp_jax.devices.pipeline import Pipeline as Pipeline
-from pbp_jax.devices.pipeline import State as State
 from pbp_jax.devices.regrouping import Gathered as Gathered
+from pbp_jax.devices.state import State as State
 from pbp_jax.devices.sweeps import sweep as sweep
 from pbp_jax.devices.timeline import Timeline as Timeline
 from pbp_jax.devices.timeline import record as record

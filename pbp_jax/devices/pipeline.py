@@ -11,14 +11,13 @@ import dataclasses
 import functools
 from typing import Any
 
-from flax import struct
 import jax
 from jax import sharding
 import jax.numpy as jnp
 import numpy as np
 import optax
 
-from pbp_jax import schedules
+from pbp_jax import argument_checks, schedules
 from pbp_jax import stages as stages_lib
 from pbp_jax.devices import layout as layout_lib
 from pbp_jax.devices import (
@@ -30,29 +29,12 @@ from pbp_jax.devices import (
   tick_tables,
 )
 from pbp_jax.devices import mesh as mesh_lib
+from pbp_jax.devices import state as state_lib
 from pbp_jax.devices import tick as tick_lib
 from pbp_jax.devices.regrouping import Gathered
+from pbp_jax.devices.state import State
 from pbp_jax.stages import PyTree
 from pbp_jax.transforms import stale_params
-
-
-@struct.dataclass
-class State:
-  """A pipeline between two runs.
-
-  Attributes:
-    first: The micro-batch that entered first since the pipeline was empty.
-    fed: How many micro-batches have entered, ever.
-    tick: Ticks since the pipeline was empty.
-    key: The run's random key.
-    held: What the devices hold.
-  """
-
-  first: int
-  fed: int
-  tick: int
-  key: jax.Array
-  held: tick_lib.Held
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -125,6 +107,9 @@ class Pipeline:
       raise ValueError(
         f'backward must be "saved" or "recompute", got {self.backward!r}.'
       )
+    if not callable(self.loss_fn):
+      raise ValueError(f"loss_fn must be a function, got {self.loss_fn!r}.")
+    argument_checks.check_optimizer(self.optimizer)
     tick_tables.check_runs_on_devices(self.schedule)
     if self.mesh is None:
       object.__setattr__(self, "mesh", mesh_lib.make_mesh(size))
@@ -144,7 +129,11 @@ class Pipeline:
 
     Returns:
       The state.
+
+    Raises:
+      ValueError: If that is no random key.
     """
+    argument_checks.check_key(key)
     key_init, key_run = jax.random.split(key)
     params, stage_state = jax.jit(
       lambda key: layout_lib.init_network(self.stages, key, self._example[0])
@@ -188,6 +177,7 @@ class Pipeline:
       ValueError: If the micro-batches have other shapes or dtypes, as JAX has
         them, than `example`, their numbers differ, or the schedule ends before.
     """
+    state_lib.check_is_state(state)
     count = stacking.count_micro_batches(inputs, targets, self._micro_batch)
     since = state.fed + count - state.first
     end = self.schedule.num_micro_batches
@@ -215,6 +205,7 @@ class Pipeline:
     Raises:
       ValueError: If the pipeline is empty.
     """
+    state_lib.check_is_state(state)
     if state.fed == state.first:
       raise ValueError(
         "state must have micro-batches in flight, got that of an empty"
@@ -231,12 +222,25 @@ class Pipeline:
     """Brings weights and states of all devices to every process.
 
     Args:
-      state: The state, best a drained one: with micro-batches in flight the
-        stages have made different numbers of updates.
+      state: The state, drained. With micro-batches in flight the stages have
+        made different numbers of updates, and what is returned has no place for
+        them. To look at the weights of a run that goes on, drain and gather
+        its state and go on from the state before.
 
     Returns:
       What the state of a `Simulator` has in the fields of these names.
+
+    Raises:
+      ValueError: If micro-batches are in flight.
     """
+    state_lib.check_is_state(state)
+    in_flight = self._num_in_flight(state)
+    if in_flight:
+      raise ValueError(
+        f"state must be drained, got one with {in_flight} micro-batches in"
+        " flight: gather(drain(state)[0]) has what they do to the weights, and"
+        " the state given can go on."
+      )
     layout, held = self._layout, state.held
     params, opt_states, stage_state = (
       packing.unstack(tuple(array[0] for array in arrays))
@@ -279,8 +283,10 @@ class Pipeline:
       The state.
 
     Raises:
-      ValueError: If `gathered` is not of these stages, or `fed` ends in the
-        middle of an update, whose gradients `gathered` does not hold.
+      ValueError: If `gathered` is not of these stages, all of them, in their
+        shapes and dtypes; if `fed` is no int >= 0, or ends in the middle of an
+        update, whose gradients `gathered` does not hold; if `key` is no random
+        key.
 
     Example:
       >>> import jax, jax.numpy as jnp, numpy as np, optax
@@ -302,28 +308,16 @@ class Pipeline:
       >>> jax.tree.map(jnp.shape, one.gather(state).params)
       (({'bias': (3,), 'kernel': (3, 3)}, {'bias': (3,), 'kernel': (3, 3)}),)
     """
+    argument_checks.check_key(key)
+    fed = schedules.check_count("fed", fed, minimum=0)
     interval = self.schedule.update_interval
     if fed % interval:
       raise ValueError(
         f"fed must be a multiple of the update interval, {interval}, got {fed}."
       )
-    if optimizer is not None:
-      gathered = regrouping.regroup(
-        gathered,
-        optimizer,
-        self._optimizer,
-        self._layout.params.shapes(),
-        self._layout.stage_state.shapes(),
-      )
-    found, own = map(
-      jax.tree.structure, (gathered.params, self._layout.params.shapes())
+    gathered = regrouping.fitted(
+      gathered, optimizer, self._optimizer, self._layout
     )
-    if found != own:
-      raise ValueError(
-        "gathered must be of the groups of stages of this pipeline, unless the"
-        f" optimizer of other groups is given; its params are {found}, those of"
-        f" the pipeline {own}."
-      )
     opt_states = [
       merging.take(gathered.opt_state, part)
       for part in self._layout.opt_state.shapes()
@@ -410,6 +404,14 @@ class Pipeline:
     return tick_tables.Filling(
       self.schedule.timetable(count), self.schedule.update_interval, first
     )
+
+  def _num_in_flight(self, state: State) -> int:
+    """How many micro-batches a device has not brought back yet."""
+    if state.fed == state.first:
+      return 0
+    filling = self._filling(state.fed - state.first, state.first)
+    waits = filling.timetable.backward_tick >= state.tick
+    return int(waits.any(axis=0).sum())
 
   # ---- What runs.
 

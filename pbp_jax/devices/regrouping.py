@@ -12,9 +12,13 @@ the grouping says so.
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 
+from pbp_jax import argument_checks
+from pbp_jax.devices import layout as layout_lib
+from pbp_jax.devices import merging
 from pbp_jax.stages import PyTree
 
 
@@ -30,6 +34,52 @@ class Gathered(NamedTuple):
   params: tuple[PyTree, ...]
   opt_state: optax.OptState
   stage_state: tuple[PyTree, ...]
+
+
+def fitted(
+  gathered: Gathered,
+  optimizer: optax.GradientTransformation | None,
+  new_optimizer: optax.GradientTransformation,
+  layout: layout_lib.Layout,
+) -> Gathered:
+  """A run's weights and states as a pipeline has them.
+
+  Args:
+    gathered: The run's weights and states.
+    optimizer: Its optimizer; None if its groups are those of the pipeline.
+    new_optimizer: The optimizer of the pipeline.
+    layout: What the pipeline's devices hold.
+
+  Returns:
+    Weights and states of the pipeline's groups.
+
+  Raises:
+    ValueError: If they are not of the pipeline's stages.
+  """
+  if not all(hasattr(gathered, name) for name in Gathered._fields):
+    raise ValueError(
+      "gathered must be a pbp.devices.Gathered, as Pipeline.gather returns it;"
+      f" got {type(gathered).__name__}."
+    )
+  # A simulator's state has these fields as well.
+  gathered = Gathered(*(getattr(gathered, name) for name in Gathered._fields))
+  params, stage_state = layout.params.shapes(), layout.stage_state.shapes()
+  if optimizer is not None:
+    argument_checks.check_optimizer(optimizer)
+    gathered = regroup(gathered, optimizer, new_optimizer, params, stage_state)
+  like = Gathered(
+    params, jax.eval_shape(new_optimizer.init, params), stage_state
+  )
+  found, wanted = map(_forms, (gathered, like))
+  for path in {**wanted, **found}:
+    if found.get(path) != wanted.get(path):
+      raise ValueError(
+        "gathered must be of the groups of stages of this pipeline, unless the"
+        " optimizer of other groups is given; so must have"
+        f" {wanted.get(path, 'nothing')} in gathered{path}, got"
+        f" {found.get(path, 'nothing')}."
+      )
+  return Gathered(*map(merging.take, gathered, like))
 
 
 def regroup(
@@ -143,7 +193,18 @@ def regroup_opt_state(
 
 def _form(leaf: Any) -> str:
   """Shape and dtype, as errors show them."""
-  return f"{np.dtype(leaf.dtype)}{list(leaf.shape)}"
+  try:
+    return f"{jnp.result_type(leaf)}{list(np.shape(leaf))}"
+  except TypeError:  # no number
+    return type(leaf).__name__
+
+
+def _forms(tree: PyTree) -> dict[str, str]:
+  """Shape and dtype of each leaf, by its path."""
+  return {
+    jax.tree_util.keystr(path): _form(leaf)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+  }
 
 
 def _are_equal(a: Any, b: Any) -> bool:

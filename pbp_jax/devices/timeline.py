@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from pbp_jax.devices import pipeline as pipeline_lib
+from pbp_jax.devices import state as state_lib
 from pbp_jax.stages import PyTree
 
 
@@ -77,10 +78,10 @@ class Timeline:
 
 def record(
   pipeline: pipeline_lib.Pipeline,
-  state: pipeline_lib.State,
+  state: state_lib.State,
   inputs: PyTree,
   targets: PyTree,
-) -> tuple[pipeline_lib.State, dict[str, Any], Timeline]:
+) -> tuple[state_lib.State, dict[str, Any], Timeline]:
   """Trains on micro-batches from fill to drain, twice, and times the second.
 
   The first time compiles; its results are thrown away.
@@ -110,6 +111,7 @@ def record(
     >>> print(str(timeline).splitlines()[-1], timeline.utilization)
     device 0 XXXXX 1.0
   """
+  state_lib.check_is_state(state)
   if state.fed != state.first:
     raise ValueError(
       f"state must be an empty pipeline; {state.fed - state.first}"

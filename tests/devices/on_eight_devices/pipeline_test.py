@@ -100,6 +100,8 @@ class RunTest(absltest.TestCase):
         state, inputs[chunk], targets[chunk], donate=True
       )
       parts.append(part)
+    with self.assertRaisesRegex(ValueError, "4 micro-batches in flight"):
+      pipeline.gather(state)
     state, rest = pipeline.drain(state)
     for name in ("loss", "micro_batch", "busy"):
       _assert_same_but_for_rounding(
@@ -155,6 +157,8 @@ class RefusalTest(parameterized.TestCase):
     ),
     ("example", {"example": jnp.ones(3)}, "example must be a pair"),
     ("names", {"example": ("f4", "f4")}, "example must be arrays.*'f4', 'f4'"),
+    ("optimizer", {"optimizer": 0.1}, "optimizer must be.*got 0.1"),
+    ("loss", {"loss_fn": None}, "loss_fn must be a function, got None"),
     ("mesh", {"mesh": jax.make_mesh((5,), ("stage",))}, "make_mesh"),
   )
   def test_of_arguments(self, options, message):
@@ -207,24 +211,120 @@ class RefusalTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, f"{name}.* must be.*{message}"):
       _short_pipeline().run(state, **data)
 
+  def test_of_states_that_are_none(self):
+    pipeline, data = _short_pipeline(), _short_samples(3)
+    for function in (
+      pipeline.gather,
+      pipeline.drain,
+      lambda state: pipeline.run(state, *data),
+      lambda state: pbp.devices.record(pipeline, state, *data),
+    ):
+      with self.assertRaisesRegex(ValueError, "state must be.*got tuple"):
+        function((None, {}))
+
   def test_of_draining_an_empty_pipeline(self):
     pipeline = _pipeline()
     with self.assertRaisesRegex(ValueError, "in flight"):
       pipeline.drain(pipeline.init(jax.random.key(0)))
 
-  def test_of_restoring_in_the_middle_of_an_update(self):
+  def test_of_gathering_what_is_in_flight(self):
+    """Nothing of this runs: the state of a run says how far it is."""
     pipeline = _short_pipeline()
     state = pipeline.init(jax.random.key(0))
-    with self.assertRaisesRegex(ValueError, "update interval, 2, got 7"):
-      pipeline.restore(state.key, pipeline.gather(state), 7)
+    # The last device brings back the first micro-batch at tick 2, the first
+    # device at tick 4.
+    begun = state.replace(fed=5, tick=5)
+    with self.assertRaisesRegex(
+      ValueError, "state must be drained, got one with 4 micro-batches"
+    ):
+      pipeline.gather(begun)
+    _assert_equal(
+      pipeline.gather(begun.replace(tick=9)), pipeline.gather(state)
+    )
 
-  def test_of_restoring_other_groups_without_their_optimizer(self):
+  @parameterized.named_parameters(
+    ("the_middle_of_an_update", {"fed": 7}, "update interval, 2, got 7"),
+    ("fed_below_zero", {"fed": -8}, "fed must be an int >= 0, got -8"),
+    ("fed_in_floating_point", {"fed": 10.0}, "fed must be.*got 10.0"),
+    ("fed_as_bool", {"fed": True}, "fed must be.*got True"),
+    ("no_key", {"key": 0}, "key must be a random key.*got 0"),
+    ("nothing", {"gathered": None}, "gathered must be.*got NoneType"),
+    ("a_tuple", {"gathered": ((), (), ())}, "gathered must be.*got tuple"),
+    ("no_optimizer", {"optimizer": 3}, "optimizer must be.*got 3"),
+  )
+  def test_of_restoring(self, options, message):
+    pipeline = _short_pipeline()
+    state = pipeline.init(jax.random.key(0))
+    arguments = {
+      "key": state.key, "gathered": pipeline.gather(state), "fed": 0, **options
+    }  # fmt: skip
+    with self.assertRaisesRegex(ValueError, message):
+      pipeline.restore(**arguments)
+
+  @parameterized.named_parameters(
+    (
+      "in_other_groups",
+      "params",
+      lambda params: (params,),
+      r"unless the optimizer of other.*gathered\.params\[0\]",
+    ),
+    (
+      "cut",
+      "params",
+      lambda params: jax.tree.map(lambda w: w[:2], params),
+      r"float64\[3\] in gathered\.params\[0\]\['b'\], got float64\[2\]",
+    ),
+    (
+      "of_another_dtype",
+      "params",
+      lambda params: jax.tree.map(lambda w: w.astype("f4"), params),
+      "float64.*got float32",
+    ),
+    (
+      "without_a_stage",
+      "params",
+      lambda params: params[:2],
+      r"gathered\.params\[2\].*got nothing",
+    ),
+    ("of_names", "params", lambda params: "weights", "got nothing"),
+    (
+      "with_another_optimizer_state",
+      "opt_state",
+      lambda state: state[:1],
+      r"gathered\.opt_state\[.*got nothing",
+    ),
+    (
+      "with_a_cut_optimizer_state",
+      "opt_state",
+      lambda state: jax.tree.map(lambda leaf: np.ravel(leaf)[:1], state),
+      r"float64\[3\] in gathered\.opt_state.*trace.*got float64\[1\]",
+    ),
+    (
+      "with_a_stage_state",
+      "stage_state",
+      lambda state: (np.ones(2),) * 3,
+      r"nothing in gathered\.stage_state\[0\], got float64\[2\]",
+    ),
+  )
+  def test_of_restoring_weights(self, field, change, message):
     pipeline = _short_pipeline()
     state = pipeline.init(jax.random.key(0))
     gathered = pipeline.gather(state)
-    other = gathered._replace(params=(gathered.params,))
-    with self.assertRaisesRegex(ValueError, "unless the optimizer of other"):
+    other = gathered._replace(**{field: change(getattr(gathered, field))})
+    with self.assertRaisesRegex(ValueError, message):
       pipeline.restore(state.key, other, 0)
+
+  def test_of_an_optimizer_state_that_is_not_of_the_optimizer_given(self):
+    pipeline = _short_pipeline()
+    state = pipeline.init(jax.random.key(0))
+    gathered = pipeline.gather(state)
+    other = gathered._replace(
+      opt_state=jax.tree.map(
+        lambda leaf: np.ravel(leaf)[:1], gathered.opt_state
+      )
+    )
+    with self.assertRaisesRegex(ValueError, r"in gathered\.opt_state"):
+      pipeline.restore(state.key, other, 0, pipeline.optimizer)
 
   def test_of_micro_batches_that_replicas_cannot_share(self):
     stages = chain.stages()[:1] + chain.stages()[-1:]
