@@ -1,12 +1,13 @@
 """The mesh of a pipeline, and how arrays get onto it and back."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
 from jax import sharding
 import numpy as np
 
+from pbp_jax import schedules
 from pbp_jax.stages import PyTree
 
 REPLICA, STAGE = "replica", "stage"
@@ -33,9 +34,12 @@ def make_mesh(
     A mesh with the axes "replica" and "stage".
 
   Raises:
-    ValueError: If there are too few devices.
+    ValueError: If a number is no int >= 1, or there are too few devices or not
+      all different.
   """
-  devices = list(jax.devices() if devices is None else devices)
+  num_stages = schedules.check_count("num_stages", num_stages, minimum=1)
+  num_replicas = schedules.check_count("num_replicas", num_replicas, minimum=1)
+  devices = as_devices(devices)
   wanted = num_stages * num_replicas
   if len(devices) < wanted:
     raise ValueError(
@@ -49,13 +53,44 @@ def make_mesh(
   return sharding.Mesh(grid.reshape(num_replicas, num_stages), (REPLICA, STAGE))
 
 
-def check_mesh(mesh: sharding.Mesh, num_stages: int) -> None:
+def as_devices(devices: Any, name: str = "devices") -> list[Any]:
+  """The devices given, by default all there are, as a list.
+
+  Args:
+    devices: Devices, or None.
+    name: What errors call them.
+
+  Returns:
+    One or more devices, all different.
+
+  Raises:
+    ValueError: If they are anything else.
+  """
+  if devices is None:
+    return jax.devices()
+  found = list(devices) if isinstance(devices, Iterable) else []
+  if (
+    not found
+    or not all(isinstance(device, jax.Device) for device in found)
+    or len(set(found)) < len(found)
+  ):
+    raise ValueError(
+      f"{name} must be a sequence of one or more devices, each once, such as"
+      f" jax.devices(); got {devices!r}."
+    )
+  return found
+
+
+def check_mesh(mesh: Any, num_stages: int) -> None:
   """Raises a ValueError unless a mesh is one for so many stages."""
+  if not isinstance(mesh, sharding.Mesh):
+    raise ValueError(f"mesh must be a jax.sharding.Mesh, got {mesh!r}.")
   if mesh.axis_names != (REPLICA, STAGE) or mesh.shape[STAGE] != num_stages:
     raise ValueError(
       f"mesh must have the axes {(REPLICA, STAGE)} with {num_stages} devices"
       f" along the second; got {dict(mesh.shape)}. See pbp.devices.make_mesh."
     )
+  as_devices(list(mesh.devices.flat), "mesh.devices")
 
 
 def put(

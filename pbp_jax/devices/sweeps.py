@@ -5,9 +5,11 @@ from typing import Any
 
 import jax
 from jax import sharding
+import jax.numpy as jnp
 import numpy as np
 
 from pbp_jax.devices import mesh as mesh_lib
+from pbp_jax.devices import stacking
 from pbp_jax.stages import PyTree
 
 SWEEP = "sweep"
@@ -37,7 +39,9 @@ def sweep(
     The results, stacked likewise, NumPy arrays on every process.
 
   Raises:
-    ValueError: If the leading axes differ.
+    ValueError: If the arguments are no arrays of numbers or their leading axes
+      differ, the devices are none or not all different, or the function returns
+      anything but numbers.
 
   Example:
     >>> import jax, jax.numpy as jnp, numpy as np, optax
@@ -56,20 +60,27 @@ def sweep(
     >>> losses.shape, bool((losses[:, -1] < losses[:, 0]).all())
     ((4, 50), True)
   """
-  sizes = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(arguments)}
-  if len(sizes) != 1 or sizes <= {(), (0,)}:
-    raise ValueError(
-      "arguments must be stacked: all leaves need one and the same leading axis"
-      f" >= 1, got leading axes {sorted(sizes)}."
-    )
-  ((count,),) = sizes
-  grid = np.asarray(jax.devices() if devices is None else devices)
+  if not callable(function):
+    raise ValueError(f"function must be a function, got {function!r}.")
+  count = stacking.length(arguments=arguments)
+  grid = np.asarray(mesh_lib.as_devices(devices))
   mesh = sharding.Mesh(grid, (SWEEP,))
   spec = sharding.PartitionSpec(SWEEP)
   filled = np.minimum(np.arange(count + -count % len(grid)), count - 1)
   shared = jax.tree.map(lambda leaf: np.asarray(leaf)[filled], arguments)
+
+  def checked(*own):
+    result = function(*own)
+    for leaf in jax.tree.leaves(result):
+      if jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key):
+        raise ValueError(
+          "function must return numbers, got random keys; return"
+          " jax.random.key_data of them."
+        )
+    return result
+
   run = jax.shard_map(
-    jax.vmap(function),
+    jax.vmap(checked),
     mesh=mesh,
     in_specs=spec,
     out_specs=spec,
