@@ -35,6 +35,8 @@ class BenchmarkTest(parameterized.TestCase):
     self.assertLen(row["ms"], 1)
     self.assertGreater(row["ms_median"], 0)
     self.assertGreater(row["compile_s"], 0)
+    # Well below, in the programs that take seconds.
+    self.assertLess(row["second_start_s"], row["lower_s"] + row["compile_s"])
     self.assertTrue((folder / "milliseconds.png").is_file())
 
   def test_eight_times_the_delay(self):
