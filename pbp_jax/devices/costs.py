@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pbp_jax import network
+from pbp_jax import network, schedules
 from pbp_jax import stages as stages_lib
 from pbp_jax.devices import passes
 from pbp_jax.stages import PyTree
@@ -70,7 +70,11 @@ def measure_costs(
 
   Returns:
     `[S]` floats, medians in seconds.
+
+  Raises:
+    ValueError: If `repeats` is no int >= 1.
   """
+  repeats = schedules.check_count("repeats", repeats, minimum=1)
   operands = jax.jit(lambda key: _operands(stages, key, _zeros(example)))(
     jax.random.key(0)
   )

@@ -44,14 +44,15 @@ class Partition:
     starts = np.array(self.starts)
     if (
       starts.ndim != 1
+      or starts.dtype.kind not in "iu"
       or not starts.size
       or starts[0] != 0
       or (np.diff(starts) <= 0).any()
       or starts[-1] >= len(costs)
     ):
       raise ValueError(
-        "starts must rise from 0 and end before the number of stages,"
-        f" {len(costs)}; got {self.starts!r}."
+        "starts must be ints that rise from 0 and end before the number of"
+        f" stages, {len(costs)}; got {self.starts!r}."
       )
     object.__setattr__(self, "costs", costs)
     object.__setattr__(self, "starts", starts)
@@ -98,7 +99,11 @@ class Partition:
 
     Returns:
       `balance` times the timetable's share of busy ticks.
+
+    Raises:
+      ValueError: If the schedule is not of as many stages as there are groups.
     """
+    schedules.check_schedule(schedule, self.num_groups)
     return self.balance * schedule.utilization(count)
 
   def merge(
@@ -144,7 +149,19 @@ class Partition:
 
     Returns:
       The parameters of each stage.
+
+    Raises:
+      ValueError: If these are not trees of so many stages in these groups.
     """
+    sizes = [
+      len(group) if isinstance(group, tuple | list) else type(group).__name__
+      for group in merged
+    ]
+    if sizes != self.sizes.tolist():
+      raise ValueError(
+        "merged must have a tuple for each group, of lengths"
+        f" {self.sizes.tolist()}; got {sizes}."
+      )
     return tuple(own for group in merged for own in group)
 
   def __str__(self) -> str:

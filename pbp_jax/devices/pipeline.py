@@ -234,6 +234,7 @@ class Pipeline:
       ValueError: If micro-batches are in flight.
     """
     state_lib.check_is_state(state)
+    state_lib.check_held(state, self._held)
     in_flight = self._num_in_flight(state)
     if in_flight:
       raise ValueError(
@@ -405,6 +406,12 @@ class Pipeline:
       self.schedule.timetable(count), self.schedule.update_interval, first
     )
 
+  @functools.cached_property
+  def _held(self) -> tick_lib.Held:
+    """The shapes and dtypes of what the devices hold."""
+    grid = tuple(self._mesh.shape.values())
+    return state_lib.held_shapes(self._passes, self._slots, grid)
+
   def _num_in_flight(self, state: State) -> int:
     """How many micro-batches a device has not brought back yet."""
     if state.fed == state.first:
@@ -448,6 +455,7 @@ class Pipeline:
 
   def _run(self, state, filling, inputs, targets, drain, donate):
     """Runs ticks; micro-batches from `state.fed` on enter."""
+    state_lib.check_held(state, self._held)
     timetable = filling.timetable
     stop = int(timetable.forward_tick[0, -1]) + 1
     if drain:

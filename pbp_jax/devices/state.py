@@ -5,6 +5,7 @@ from typing import Any
 from flax import struct
 import jax
 
+from pbp_jax.devices import passes, tick_tables
 from pbp_jax.devices import tick as tick_lib
 
 
@@ -34,3 +35,55 @@ def check_is_state(state: Any) -> None:
       "state must be a pbp.devices.State, from init, restore or an earlier run,"
       f" got {type(state).__name__}."
     )
+
+
+def held_shapes(
+  work: passes.Passes, slots: tick_tables.Slots, grid: tuple[int, ...]
+) -> tick_lib.Held:
+  """The shapes and dtypes of what devices hold.
+
+  Args:
+    work: The passes.
+    slots: The entries of the rings.
+    grid: Replicas and devices.
+
+  Returns:
+    Shapes with the grid in front.
+  """
+  empty = jax.eval_shape(lambda: tick_lib.empty(work, slots))
+  held = empty.replace(
+    params=work.layout.params.form,
+    opt_state=work.layout.opt_state.form,
+    stage_state=work.layout.stage_state.form,
+  )
+  return jax.tree.map(
+    lambda leaf: jax.ShapeDtypeStruct((*grid, *leaf.shape), leaf.dtype), held
+  )
+
+
+def check_held(state: State, like: tick_lib.Held) -> None:
+  """Raises a ValueError if the state is another pipeline's.
+
+  Args:
+    state: The state.
+    like: The shapes and dtypes of what the devices of the pipeline hold.
+
+  Raises:
+    ValueError: If those of the state hold something else.
+  """
+  found, wanted = map(_forms, (state.held, like))
+  for path in {**wanted, **found}:
+    if found.get(path) != wanted.get(path):
+      raise ValueError(
+        "state must be one of this pipeline, whose stages, example, optimizer"
+        f" and schedule ask for {wanted.get(path, 'nothing')} in"
+        f" state.held{path}; got {found.get(path, 'nothing')}."
+      )
+
+
+def _forms(held: Any) -> dict[str, str]:
+  """Shape and dtype of each leaf, by its path."""
+  return {
+    jax.tree_util.keystr(path): f"{leaf.dtype}{list(leaf.shape)}"
+    for path, leaf in jax.tree_util.tree_leaves_with_path(held)
+  }

@@ -53,8 +53,25 @@ class PartitionTest(parameterized.TestCase):
 
   @parameterized.parameters([[1]], [[0, 0]], [[0, 3]], [[]])
   def test_starts_that_are_no_cut_are_refused(self, starts):
-    with self.assertRaisesRegex(ValueError, "starts must rise"):
+    with self.assertRaisesRegex(ValueError, "starts must be ints that rise"):
       pbp.devices.Partition(np.ones(3), np.array(starts, int))
+
+  def test_starts_in_floating_point_are_refused(self):
+    with self.assertRaisesRegex(ValueError, "starts must be ints"):
+      pbp.devices.Partition(np.ones(3), np.array([0.0, 1.0]))
+
+  def test_a_schedule_of_another_number_of_groups_is_refused(self):
+    partition = pbp.devices.Partition(np.ones(3), np.array([0, 1]))
+    with self.assertRaisesRegex(ValueError, "schedule must.*2;.*has 3"):
+      partition.utilization(pbp.schedules.pipelined_backprop(3), 4)
+
+  @parameterized.parameters(
+    [((1, 2), (3,))], [((1,), (2,))], [((1,), 2)], [((1,), (2, 3), (4,))]
+  )
+  def test_weights_of_other_groups_are_not_split(self, merged):
+    partition = pbp.devices.Partition(np.ones(3), np.array([0, 1]))
+    with self.assertRaisesRegex(ValueError, r"merged must.*\[1, 2\]; got"):
+      partition.split(merged)
 
 
 class MergeTest(absltest.TestCase):
@@ -93,6 +110,10 @@ class CostsTest(absltest.TestCase):
     times = pbp.devices.measure_costs(stages, jnp.ones((1, 2)), repeats=2)
     self.assertEqual(times.shape, (2,))
     self.assertTrue((times > 0).all())
+
+  def test_no_measurement_is_refused(self):
+    with self.assertRaisesRegex(ValueError, "repeats must.*>= 1, got 0"):
+      pbp.devices.measure_costs((), jnp.ones(1), repeats=0)
 
 
 if __name__ == "__main__":

@@ -222,6 +222,23 @@ class RefusalTest(parameterized.TestCase):
       with self.assertRaisesRegex(ValueError, "state must be.*got tuple"):
         function((None, {}))
 
+  def test_of_states_of_other_pipelines(self):
+    pipeline = _short_pipeline()
+    state = pipeline.init(jax.random.key(0)).replace(fed=1)
+    wider = dataclasses.replace(
+      pipeline, example=(jnp.ones((4, 3)), jnp.ones((4, 3)))
+    )
+    for other, message in (
+      (wider, r"float64\[1, 3, 4, 3\] in state\.held.*got.*\[1, 3, 2, 3\]"),
+      (
+        dataclasses.replace(pipeline, optimizer=optax.sgd(0.1)),
+        r"ask for nothing in state\.held\.opt_state.*got float64",
+      ),
+    ):
+      for function in (other.gather, other.drain):
+        with self.assertRaisesRegex(ValueError, f"state must be.*{message}"):
+          function(state)
+
   def test_of_draining_an_empty_pipeline(self):
     pipeline = _pipeline()
     with self.assertRaisesRegex(ValueError, "in flight"):
