@@ -29,8 +29,12 @@ def spike_coefficients(
   """The coefficients of SC_D.
 
   `a = m^D` and `b = (1 - m^D) / (1 - m)`, whose limit at m = 1 is D. Known
-  numbers are computed in float64; traced ones by `expm1` and `log1p`, since the
-  plain form loses five digits of float32 near m = 1.
+  numbers are computed in float64, traced ones in float32 at least, without the
+  five digits that the plain form loses there near m = 1.
+
+  First derivatives are exact in all of the range, at m = 0 and m = 1 too: those
+  with respect to m at 0 are infinite for 0 < D < 1, as those of `m^D` are. At
+  m = 0 and D = 0, a and b jump as D grows; their derivatives are given as 0.
 
   Args:
     momentum: m, in [0, 1].
@@ -44,18 +48,41 @@ def spike_coefficients(
     >>> float(a), float(b)
     (0.25, 1.5)
   """
-  traced = isinstance(momentum, jax_core.Tracer) or isinstance(
-    delay, jax_core.Tracer
-  )
-  xp = jnp if traced else np
-  m = xp.asarray(momentum, dtype=None if traced else np.float64)
-  d = xp.asarray(delay, dtype=None if traced else np.float64)
-  m_inside = xp.where((m > 0) & (m < 1), m, 0.5)  # else a limit, taken below
-  log_power = d * xp.log1p(m_inside - 1)
-  a = xp.where(m > 0, xp.exp(log_power), d == 0)
-  b = xp.where(m > 0, -xp.expm1(log_power) / (1 - m_inside), d > 0)
-  at_one = m >= 1
-  return xp.where(at_one, 1, a), xp.where(at_one, d, b)
+  if any(isinstance(x, jax_core.Tracer) for x in (momentum, delay)):
+    m, d = jnp.asarray(momentum), jnp.asarray(delay)
+    xp, dtype = jnp, jnp.promote_types(jnp.result_type(m, d), jnp.float32)
+  else:
+    m, d = np.asarray(momentum), np.asarray(delay)
+    xp, dtype = np, np.float64
+  m, d = m.astype(dtype), d.astype(dtype)
+
+  def power(m):
+    # 0^0 has no derivatives, 1^0 has those that are wanted.
+    return xp.power(xp.where((m == 0) & (d == 0), 1, m), d)
+
+  # With l = log m, b = expm1(D l) / expm1(l), smooth at m = 1 once both are
+  # divided by their arguments. Where |D l| is not small, the plain form does,
+  # down to m = 0. Each form meets only its own numbers: `where` would make NaN
+  # of the infinite derivatives that it has elsewhere.
+  exponent = d * xp.log(xp.where(m > 0, m, 1))
+  is_smooth = (m > 0) & (xp.abs(exponent) < 1)
+  d_smooth = xp.where(is_smooth, d, 1)
+  log = xp.log(xp.where(is_smooth, m, 1))
+  smooth = d_smooth * _expm1_ratio(d_smooth * log) / _expm1_ratio(log)
+  m_plain = xp.where(is_smooth, 0.5, m)
+  plain = (1 - power(m_plain)) / (1 - m_plain)
+  return power(m), xp.where(is_smooth, smooth, plain)
+
+
+def _expm1_ratio(x: ArrayLike) -> ArrayLike:
+  """`expm1(x) / x`, whose limit at 0 is 1, with its derivatives."""
+  xp = jnp if isinstance(x, jax_core.Tracer) else np
+  is_near = xp.abs(x) < 1
+  near, far = xp.where(is_near, x, 0), xp.where(is_near, 1, x)
+  series = 1.0
+  for k in range(18, 1, -1):  # to all digits of float64
+    series = 1 + series * near / k
+  return xp.where(is_near, series, xp.expm1(far) / far)
 
 
 def spike_compensation(
