@@ -57,11 +57,12 @@ def as_pair(batch: Any) -> tuple[PyTree, PyTree]:
 
 def check_key(key: Any) -> None:
   """Raises a ValueError if that is no random key."""
-  dtype = getattr(key, "dtype", None)
+  dtype, shape = getattr(key, "dtype", None), jnp.shape(key)
   is_typed = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
-  if not is_typed and dtype != jnp.uint32:
+  is_raw = dtype == jnp.uint32 and len(shape) == 1
+  if not (is_typed and not shape) and not is_raw:
     raise ValueError(
-      f"key must be a random key, such as jax.random.key(0), got {key!r}."
+      f"key must be one random key, such as jax.random.key(0), got {key!r}."
     )
 
 

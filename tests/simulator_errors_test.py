@@ -257,6 +257,10 @@ _WRONG_USES = {
     lambda: _simulator().init(0, _INPUTS[0]),
     ("key", "random key", "got 0"),
   ),
+  "keys_for_a_key": (
+    lambda: _simulator().init(jax.random.split(jax.random.key(0)), _INPUTS[0]),
+    ("key", "one random key"),
+  ),
   "history_dtype_that_is_none": (
     lambda: _simulator(history_dtype="foo"),
     ("history_dtype", "'foo'"),
