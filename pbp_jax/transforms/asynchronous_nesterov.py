@@ -61,7 +61,8 @@ def stage_adaptive_momentum(
     γ, `[S]`.
 
   Raises:
-    ValueError: If a number is negative, or a momentum would exceed one.
+    ValueError: If a number is negative, a momentum would exceed one, or the
+      delays are not one a stage.
 
   Example:
     >>> print(stage_adaptive_momentum(np.array([3, 2, 1, 0]), num_stages=4))
@@ -69,6 +70,11 @@ def stage_adaptive_momentum(
   """
   per_stage.check_number(num_stages, "num_stages", minimum=1, whole=True)
   per_stage.check_numbers(delay, "delay", maximum=num_stages / 0.9)
+  if np.shape(delay) != (num_stages,):
+    raise ValueError(
+      f"delay must have one value a stage, shape ({num_stages},), got"
+      f" {delay!r}."
+    )
   xp = jnp if isinstance(delay, jax.Array) else np
   return 0.9 + 0.09 * xp.asarray(delay) / num_stages
 

@@ -14,7 +14,9 @@ def clip_by_stage_norm(
 
   `u_s min(1, c / ||u_s||)` with the Euclidean norm over all leaves of stage s.
   `optax.clip_by_global_norm` needs the gradients of all stages at one time,
-  which an asynchronous pipeline never has.
+  which an asynchronous pipeline never has. As there, the sum of squares is
+  taken as it is: a norm that overflows (entries above `1e19` in float32) clips
+  the stage's update to zero, and it is NaN where an entry is infinite.
 
   Args:
     max_norm: c > 0, finite: a scalar, one value a stage, or a pytree prefix of

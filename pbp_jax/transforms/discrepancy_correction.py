@@ -61,9 +61,10 @@ def discrepancy_correction(
   per_stage.check_number(decay, "decay", above=0.0, below=1.0)
 
   def gamma(delay):
-    # Where the delay is zero, the average is not used: any decay will do.
-    return jnp.asarray(decay, dtype=float) ** (
-      1 / jnp.where(delay > 0, delay, 1)
+    # Its limit where the delay is zero, for derivatives: no view needs it.
+    some = jnp.where(delay > 0, delay, 1)
+    return jnp.where(
+      delay > 0, jnp.asarray(decay, dtype=float) ** (1 / some), 0
     )
 
   return past_weights.go_back(delay, gamma)

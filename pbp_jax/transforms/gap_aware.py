@@ -94,7 +94,9 @@ def gap_aware(
   per_stage.check_number(epsilon, "epsilon", above=0.0)
   # 1 - ρᵗ would lose four digits of float32 for ρ near 1.
   xp = jnp if isinstance(decay, jax_core.Tracer) else np
-  log_decay = xp.log(xp.maximum(decay, 1e-38))
+  is_large = xp.asarray(decay) > 0.5
+  log_decay = xp.log(xp.where(is_large, decay, 1))
+  small_decay = xp.where(is_large, 0, decay)
 
   def init_fn(params):
     return GapAwareState(
@@ -110,7 +112,12 @@ def gap_aware(
       state.max_learning_rate, scalars.rate_at(learning_rate, state.count)
     )
     is_known = (state.count > 0) & (highest > 0)
-    correction = jnp.where(is_known, -jnp.expm1(state.count * log_decay), 1)
+    share = jnp.where(
+      is_large,
+      -jnp.expm1(state.count * log_decay),
+      1 - jnp.asarray(small_decay, dtype=float) ** state.count,
+    )
+    correction = jnp.where(is_known, share, 1)
 
     def divide(g, gap, mean_square):
       step = highest * (jnp.sqrt(mean_square / correction) + epsilon)

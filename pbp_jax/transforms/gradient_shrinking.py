@@ -163,5 +163,8 @@ def _check_factor(factor: ArrayLike) -> None:
 def _power(base: ArrayLike, exponent: ArrayLike) -> ArrayLike:
   """A power, of known numbers in float64 on the host."""
   if any(isinstance(x, jax_core.Tracer) for x in (base, exponent)):
-    return jnp.power(jnp.asarray(base), jnp.asarray(exponent))
+    base, exponent = jnp.asarray(base), jnp.asarray(exponent)
+    # 0^0 has no derivatives, 1^0 has those that are wanted.
+    base = jnp.where((base == 0) & (exponent == 0), 1, base)
+    return jnp.power(base, exponent)
   return np.power(np.asarray(base, np.float64), exponent)

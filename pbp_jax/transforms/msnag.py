@@ -38,7 +38,12 @@ class MsnagState(NamedTuple):
       ),
       params,
       self.coefficient,
-      views.find_momentum(enclosing),
+      views.find_momentum(
+        enclosing,
+        "msnag",
+        "msnag_adam after Adam, or after any other optimizer"
+        ' linear_weight_prediction(form="weight")',
+      ),
     )
 
 

@@ -37,7 +37,11 @@ class SpecTrainState(NamedTuple):
       ),
       params,
       horizons,
-      views.find_momentum(enclosing),
+      views.find_momentum(
+        enclosing,
+        "spectrain",
+        "xpipe, which predicts for both passes after any optimizer",
+      ),
     )
 
 

@@ -112,11 +112,13 @@ def find_predictions(
       yield node, enclosing
 
 
-def find_momentum(enclosing: tuple[Any, ...]) -> Any:
+def find_momentum(enclosing: tuple[Any, ...], link: str, instead: str) -> Any:
   """Finds the momentum buffer that a prediction belongs to.
 
   Args:
     enclosing: The states that hold the prediction, the innermost first.
+    link: What errors call the prediction.
+    instead: What errors recommend where there is no such buffer.
 
   Returns:
     The one field `trace` in the innermost state that has any.
@@ -127,17 +129,15 @@ def find_momentum(enclosing: tuple[Any, ...]) -> Any:
   buffers = _innermost(enclosing, ("trace",))
   if len(buffers) > 1:
     raise ValueError(
-      f"The velocity form of weight prediction found {len(buffers)} momentum"
-      " buffers (fields `trace`) beside it; it needs exactly one. Put it"
-      " into one optax.chain with the momentum it belongs to, or use"
-      ' form="weight".'
+      f"{link} found {len(buffers)} momentum buffers (fields `trace`) beside"
+      " it; it needs exactly one. Put it into one optax.chain with the momentum"
+      f" it belongs to, or use {instead}."
     )
   if not buffers:
     raise ValueError(
-      "The velocity form of weight prediction found no momentum buffer (a field"
-      " `trace`, as of optax.trace or pbp.spike_compensation) in the"
-      " optimizer's state. Chain it after one, or use"
-      ' form="weight", which works after any optimizer.'
+      f"{link} found no momentum buffer (a field `trace`, as of optax.trace or"
+      " pbp.spike_compensation) in the optimizer's state. Chain it after one,"
+      f" or use {instead}."
     )
   return buffers[0].trace
 

@@ -35,7 +35,11 @@ class VelocityPredictionState(NamedTuple):
       ),
       params,
       scalars.spread(self.horizon, params, "horizon"),
-      views.find_momentum(enclosing),
+      views.find_momentum(
+        enclosing,
+        "The velocity form of weight prediction",
+        'form="weight", which works after any optimizer',
+      ),
     )
 
 

@@ -293,6 +293,44 @@ class StageScalingTest(parameterized.TestCase):
     np.testing.assert_array_equal(by_stage[4][2]["w"], last_alone[4][2]["w"])
 
 
+class ClippingTest(parameterized.TestCase):
+  def test_a_norm_that_overflows_is_infinite_as_to_optax(self):
+    update = jnp.array([3e20, 4e20], jnp.float32)
+    for link in (pbp.clip_by_stage_norm(1.0), optax.clip_by_global_norm(1.0)):
+      clipped, _ = link.update(update, link.init(update))
+      np.testing.assert_array_equal(clipped, [0, 0])
+
+
+class DerivativesTest(parameterized.TestCase):
+  """At the ends of ranges, where formulas have removable gaps."""
+
+  @parameterized.named_parameters(
+    ("shrink_factor", lambda x: pbp.shrink_gradients(x, hops=1.0)),
+    ("shrink_factor_no_hops", lambda x: pbp.shrink_gradients(x, hops=0.0)),
+    ("shrink_hops", lambda x: pbp.shrink_gradients(0.5, hops=x)),
+    ("gap_decay", lambda x: pbp.gap_aware(0.5, 0.1, decay=x)),
+    ("discrepancy", lambda x: pbp.discrepancy_correction(x, 0.2)),
+  )
+  def test_derivative_at_zero_is_that_of_differences(self, make):
+    self.enter_context(jax.enable_x64(True))
+
+    def total(x):
+      link = optax.with_extra_args_support(make(x))
+      params = jnp.ones(())
+      state, total = link.init(params), 0.0
+      for t in range(3):
+        update, state = link.update(
+          (1.0 + t) * params, state, params, stale_params=0.9 * params
+        )
+        total += update + pbp.predict_params(state, params, "backward")
+      return total
+
+    slope = (total(1e-7) - total(0.0)) / 1e-7
+    np.testing.assert_allclose(
+      jax.grad(total)(0.0), slope, rtol=2e-6, atol=1e-6
+    )
+
+
 class StaleParamsTest(parameterized.TestCase):
   @parameterized.named_parameters(_named(_NEED_STALE_PARAMS))
   def test_missing_stale_params_are_refused(self, name):

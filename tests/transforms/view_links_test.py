@@ -412,8 +412,18 @@ class ErrorTest(parameterized.TestCase):
     ("nadam_b1", lambda: pbp.scale_by_asynchronous_nadam(b1=1.0), "b1"),
     (
       "stage_adaptive",
-      lambda: pbp.stage_adaptive_momentum(5, 4),
-      "delay",
+      lambda: pbp.stage_adaptive_momentum([5, 0, 0, 0], 4),
+      "delay must hold",
+    ),
+    (
+      "stage_adaptive_of_fewer_stages",
+      lambda: pbp.stage_adaptive_momentum([2, 1, 0], 4),
+      r"^delay must have one .* shape \(4,\), got \[2, 1, 0\]\.",
+    ),
+    (
+      "stage_adaptive_of_all_stages",
+      lambda: pbp.stage_adaptive_momentum(2, 4),
+      r"^delay must have one .* shape \(4,\), got 2\.",
     ),
   )
   def test_a_wrong_argument_is_named(self, make, name):
@@ -447,10 +457,27 @@ class ErrorTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, message):
       pbp.predict_params(state, params)
 
-  def test_spectrain_needs_a_momentum_buffer(self):
+  @parameterized.named_parameters(
+    ("spectrain", pbp.spectrain(1, 0.1), "xpipe, which"),
+    ("msnag", pbp.msnag(1, 0.9, 0.1), "msnag_adam after Adam"),
+    (
+      "velocity",
+      pbp.linear_weight_prediction(1, learning_rate=0.1),
+      'form="weight", which',
+    ),
+  )
+  def test_a_prediction_along_momentum_says_what_fits_without(
+    self, link, instead
+  ):
     params = [jnp.ones(2)]
-    state = optax.chain(optax.sgd(0.1), pbp.spectrain(1, 0.1)).init(params)
-    with self.assertRaisesRegex(ValueError, "no momentum buffer"):
+    state = optax.chain(optax.adam(0.1), link).init(params)
+    message = f"no momentum buffer .*, or use {instead}"
+    with self.assertRaisesRegex(ValueError, message):
+      pbp.predict_params(state, params)
+    momenta = optax.trace(0.9), optax.trace(0.9)
+    state = optax.chain(*momenta, link).init(params)
+    message = f"found 2 momentum buffers .*, or use {instead}"
+    with self.assertRaisesRegex(ValueError, message):
       pbp.predict_params(state, params)
 
 
