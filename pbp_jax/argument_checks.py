@@ -128,8 +128,8 @@ def check_trainable(params: Sequence[PyTree], stages: Sequence[Stage]) -> None:
       if not jnp.issubdtype(dtype, jnp.floating):
         raise ValueError(
           f"Parameters must be real numbers in floating point; stage {s}"
-          f" ({stages[s].name}) has some of {dtype}. What isn't trained goes into"
-          " a stage's state."
+          f" ({stages[s].name}) has some of {dtype}. What isn't trained goes"
+          " into a stage's state."
         )
 
 
