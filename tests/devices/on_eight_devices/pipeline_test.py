@@ -264,7 +264,7 @@ class RefusalTest(parameterized.TestCase):
     ("fed_below_zero", {"fed": -8}, "fed must be an int >= 0, got -8"),
     ("fed_in_floating_point", {"fed": 10.0}, "fed must be.*got 10.0"),
     ("fed_as_bool", {"fed": True}, "fed must be.*got True"),
-    ("no_key", {"key": 0}, "key must be a random key.*got 0"),
+    ("no_key", {"key": 0}, "key must be one random key.*got 0"),
     ("nothing", {"gathered": None}, "gathered must be.*got NoneType"),
     ("a_tuple", {"gathered": ((), (), ())}, "gathered must be.*got tuple"),
     ("no_optimizer", {"optimizer": 3}, "optimizer must be.*got 3"),
