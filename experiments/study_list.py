@@ -114,6 +114,10 @@ _MITIGATED: Mapping[str, Changes] = {
   "PB + LWPv": {"arm": "pb+lwpvd"},
   "PB + LWPv + SC": _BOTH,
 }
+_WITH_STASHED: Mapping[str, Changes] = {
+  **_MITIGATED,
+  "PB, stashed": {"arm": "pb+stash"},
+}
 
 
 def _grids(
@@ -235,7 +239,7 @@ STUDIES: Mapping[str, Study] = types.MappingProxyType(
       " (where it begins to is ours to show).",
       x_label="learning rate at the reference batch size",
       grids=_grids(
-        {**_MITIGATED, "PB, stashed": {"arm": "pb+stash"}},
+        _WITH_STASHED,
         _over("learning_rate", 0.1, 0.4, 1.6, 6.4, 25.6),
         paper=_over("learning_rate", 0.05, 0.1, 0.2, 0.4, 0.8),
         smoke=_over("learning_rate", 0.05, 0.1),
@@ -247,7 +251,7 @@ STUDIES: Mapping[str, Study] = types.MappingProxyType(
       " which rate of a small reference batch it begins to is ours to show).",
       x_label="reference batch size, at rate 0.1 and momentum 0.9",
       grids=_grids(
-        {**_MITIGATED, "PB, stashed": {"arm": "pb+stash"}},
+        _WITH_STASHED,
         _over("reference_batch_size", 128, 64, 32, 16, 8),
         smoke=_over("reference_batch_size", 128, 8),
       ),

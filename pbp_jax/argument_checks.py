@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from pbp_jax import tree_forms
 from pbp_jax.pipeline_state import PipelineState
 from pbp_jax.stages import PyTree, Stage
 
@@ -149,23 +150,9 @@ def check_state(state: PipelineState, like: PipelineState) -> None:
     state: The state given.
     like: Shapes of the state that the simulator starts in from its weights.
   """
-  # By paths: what fields hold may differ in kind as well.
-  given, wanted = map(_forms, (state, like))
-  for path in {**wanted, **given}:
-    if given.get(path) != wanted.get(path):
-      raise ValueError(
-        "state must be one of this simulator, whose schedule, optimizer,"
-        f" history_dtype and diagnostics ask for {wanted.get(path, 'nothing')}"
-        f" in state{path}; got {given.get(path, 'nothing')}."
-      )
-
-
-def _forms(tree: PyTree) -> dict[str, str]:
-  """Shape and dtype of each leaf, by its path."""
-  return {
-    jax.tree_util.keystr(path): (
-      f"{jnp.result_type(leaf)}{list(jnp.shape(leaf))}"
+  if other := tree_forms.first_difference(state, like):
+    raise ValueError(
+      "state must be one of this simulator, whose schedule, optimizer,"
+      f" history_dtype and diagnostics ask for {other.wanted} in"
+      f" state{other.path}; got {other.found}."
     )
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-    if not jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key)
-  }

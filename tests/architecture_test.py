@@ -18,6 +18,7 @@ _ROOMS = (
   "schedules",
   "backward_state",
   "stages",
+  "tree_forms",
   "two_version_interpreter",
   "two_version_vjp",
   "transforms",

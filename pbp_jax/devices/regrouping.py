@@ -12,11 +12,10 @@ the grouping says so.
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 
-from pbp_jax import argument_checks
+from pbp_jax import argument_checks, tree_forms
 from pbp_jax.devices import layout as layout_lib
 from pbp_jax.devices import merging
 from pbp_jax.stages import PyTree
@@ -70,15 +69,12 @@ def fitted(
   like = Gathered(
     params, jax.eval_shape(new_optimizer.init, params), stage_state
   )
-  found, wanted = map(_forms, (gathered, like))
-  for path in {**wanted, **found}:
-    if found.get(path) != wanted.get(path):
-      raise ValueError(
-        "gathered must be of the groups of stages of this pipeline, unless the"
-        " optimizer of other groups is given; so must have"
-        f" {wanted.get(path, 'nothing')} in gathered{path}, got"
-        f" {found.get(path, 'nothing')}."
-      )
+  if other := tree_forms.first_difference(gathered, like):
+    raise ValueError(
+      "gathered must be of the groups of stages of this pipeline, unless the"
+      " optimizer of other groups is given; so must have"
+      f" {other.wanted} in gathered{other.path}, got {other.found}."
+    )
   return Gathered(*map(merging.take, gathered, like))
 
 
@@ -138,8 +134,8 @@ def renest(tree: PyTree, like: PyTree, name: str) -> PyTree:
     ((array([1.]),), (array([1., 1.]),))
   """
   leaves, structure = jax.tree.flatten(like)
-  wanted = list(map(_form, leaves))
-  found = list(map(_form, jax.tree.leaves(tree)))
+  wanted = list(map(tree_forms.form, leaves))
+  found = list(map(tree_forms.form, jax.tree.leaves(tree)))
   if found != wanted:
     raise ValueError(
       f"gathered.{name} must be of the stages of this pipeline, in groups or"
@@ -189,22 +185,6 @@ def regroup_opt_state(
       for leaf, old, new in zip(leaves, old_leaves, new_leaves, strict=True)
     ],
   )
-
-
-def _form(leaf: Any) -> str:
-  """Shape and dtype, as errors show them."""
-  try:
-    return f"{jnp.result_type(leaf)}{list(np.shape(leaf))}"
-  except TypeError:  # no number
-    return type(leaf).__name__
-
-
-def _forms(tree: PyTree) -> dict[str, str]:
-  """Shape and dtype of each leaf, by its path."""
-  return {
-    jax.tree_util.keystr(path): _form(leaf)
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-  }
 
 
 def _are_equal(a: Any, b: Any) -> bool:

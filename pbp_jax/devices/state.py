@@ -1,10 +1,12 @@
 """What a pipeline on devices is between two runs."""
 
+import operator
 from typing import Any
 
 from flax import struct
 import jax
 
+from pbp_jax import tree_forms
 from pbp_jax.devices import passes, tick_tables
 from pbp_jax.devices import tick as tick_lib
 
@@ -71,19 +73,12 @@ def check_held(state: State, like: tick_lib.Held) -> None:
   Raises:
     ValueError: If those of the state hold something else.
   """
-  found, wanted = map(_forms, (state.held, like))
-  for path in {**wanted, **found}:
-    if found.get(path) != wanted.get(path):
-      raise ValueError(
-        "state must be one of this pipeline, whose stages, example, optimizer"
-        f" and schedule ask for {wanted.get(path, 'nothing')} in"
-        f" state.held{path}; got {found.get(path, 'nothing')}."
-      )
-
-
-def _forms(held: Any) -> dict[str, str]:
-  """Shape and dtype of each leaf, by its path."""
-  return {
-    jax.tree_util.keystr(path): f"{leaf.dtype}{list(leaf.shape)}"
-    for path, leaf in jax.tree_util.tree_leaves_with_path(held)
-  }
+  other = tree_forms.first_difference(
+    state.held, like, operator.attrgetter("dtype")
+  )
+  if other:
+    raise ValueError(
+      "state must be one of this pipeline, whose stages, example, optimizer"
+      f" and schedule ask for {other.wanted} in state.held{other.path}; got"
+      f" {other.found}."
+    )
