@@ -25,9 +25,16 @@ _AXIS = "replica"
 _EVALUATION_BATCH = {"cpu": 10, "gpu": 500, "tpu": 500}
 _EVALUATION_BLOCK = 500
 
-# A pipeline is a large program of small loops: on a CPU the compiler's last
-# passes over it take a third of the compilation, and give no speed.
-_COMPILER_OPTIONS = {"cpu": {"xla_backend_optimization_level": 1}}
+_COMPILER_OPTIONS = {
+  "cpu": {
+    # A pipeline is a large program of small loops: the compiler's last passes
+    # over it take a third of the compilation, and give no speed.
+    "xla_backend_optimization_level": 1,
+    # Old weights are read from their ring when their stage needs them, not all
+    # at the start of a step: a core has room for one stage's in its cache.
+    "xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED",
+  }
+}
 
 
 def compiler_options(platform: str) -> dict[str, Any] | None:

@@ -161,8 +161,13 @@ def _apply_mixed(equation: Any, operands: Sequence[_Value]) -> list[_Value]:
     ]
   # Three groups of arguments, since a custom_vjp may not close over traced
   # values: where to differentiate, the forward versions of the weights, and
-  # what has no derivative (None holds the others' places).
-  moves = [_is_differentiable(_forward(operand)) for operand in operands]
+  # what has no derivative, such as arrays that a custom_vjp closes over (None
+  # holds the others' places).
+  num_closed_over = equation.params.get("num_consts", 0)
+  moves = [
+    i >= num_closed_over and _is_differentiable(_forward(operand))
+    for i, operand in enumerate(operands)
+  ]
   points = [
     _backward(x) if move else None
     for x, move in zip(operands, moves, strict=True)

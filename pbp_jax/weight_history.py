@@ -6,7 +6,6 @@ import functools
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike, DTypeLike
-import numpy as np
 
 from pbp_jax import ring_buffers
 from pbp_jax.stages import PyTree
@@ -56,9 +55,15 @@ def meet(
     The weights met, and the rings.
   """
   # All slots at once: a division a stage costs more than a small stage's ring.
-  num_slots = np.array([_num_slots(ring) for ring in history])
-  slots_written = version % num_slots
-  slots_read = (version - jnp.asarray(lags)) % num_slots
+  # Nothing is negative, so a plain remainder will do: what the modulo does
+  # about signs, XLA would compute again for every number that is read.
+  num_slots = jnp.array([_num_slots(ring) for ring in history], version.dtype)
+  slots_written = jax.lax.rem(
+    jnp.broadcast_to(version, num_slots.shape), num_slots
+  )
+  slots_read = jax.lax.rem(
+    version + num_slots - jnp.asarray(lags, version.dtype), num_slots
+  )
   met, rings = [], []
   for s, (ring, weights) in enumerate(zip(history, newest, strict=True)):
     if ring is not None:

@@ -13,6 +13,7 @@ _PACKAGE = _ROOT / "pbp_jax"
 
 # From the ground up: a room may import those before it and itself.
 _ROOMS = (
+  "materialization",
   "ring_buffers",
   "timetables",
   "schedules",

@@ -10,10 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from experiments import replicas
 import pbp_jax as pbp
 from tests import chain, xla
 
 _WIDTH, _STAGES, _SLOTS = 48, 2, 160
+_READ = re.compile(rf" dynamic-slice\(.*dynamic_slice_sizes={{1,{_WIDTH}")
 
 
 def _families():
@@ -36,7 +38,7 @@ def _families():
   return {arm.family: arm for arm in arms}
 
 
-def _compiled(arm):
+def _compiled(arm, options=xla.AS_ELSEWHERE):
   weights = {"w": np.eye(_WIDTH), "b": np.zeros(_WIDTH)}
   simulator = pbp.Simulator(
     [chain.given(weights)] * _STAGES,
@@ -48,7 +50,7 @@ def _compiled(arm):
   data = jnp.zeros((2, 4, 1, _WIDTH))
   state = jax.eval_shape(simulator.init, jax.random.key(0), data[0, 0])
   run = jax.jit(simulator.run, donate_argnums=0)
-  return run.lower(state, *data).compile(xla.AS_ELSEWHERE)
+  return run.lower(state, *data).compile(options)
 
 
 class CompiledStepTest(parameterized.TestCase):
@@ -64,8 +66,30 @@ class CompiledStepTest(parameterized.TestCase):
       compiled.memory_analysis().temp_size_in_bytes,
       _SLOTS * _WIDTH**2 * 4 / 2,
     )
+    # What is read from a ring is in memory before anything is done with it.
+    reads = [c for c in text.split("\n\n") if _READ.search(c)]
+    self.assertNotEmpty(reads)
+    for computation in reads:
+      self.assertNotRegex(computation, r" (add|multiply|dot|transpose)\(")
     for word in ("infeed", "outfeed", "send(", "recv(", "callback"):
       self.assertNotIn(word, text)
+
+  def test_programs_read_a_ring_when_its_stage_is_due(self):
+    compiled = _compiled(
+      _families()["pb"], xla.AS_ELSEWHERE | replicas.compiler_options("cpu")
+    )
+    is_weight = rf"= f32\[{_WIDTH},{_WIDTH}\]\S* "
+    (step,) = (
+      computation.splitlines()
+      for computation in compiled.as_text().split("\n\n")
+      if re.search(rf"  %\S+ {is_weight}call\(", computation)
+    )
+    weights_read, products = (
+      [i for i, line in enumerate(step) if re.search(pattern, line)]
+      for pattern in (f"{is_weight}call\\(", r" dot\(")
+    )
+    self.assertLen(weights_read, _STAGES)
+    self.assertLess(products[0], weights_read[-1])
 
 
 if __name__ == "__main__":

@@ -70,6 +70,20 @@ _peculiar_matmul_with_scale.defvjp(
 )
 
 
+_ONES = np.ones((4, 3), np.float32)
+
+
+@jax.custom_vjp
+def _peculiar_matmul_on_constants(x, w):
+  return x @ (w * _ONES)
+
+
+_peculiar_matmul_on_constants.defvjp(
+  lambda x, w: (x @ (w * _ONES), (x, w)),
+  lambda saved, g: (3 * g @ saved[1].T, 2 * (saved[0].T @ g) * _ONES),
+)
+
+
 @jax.custom_jvp
 def _peculiar_matmul_by_jvp(x, w):
   return x @ w
@@ -248,6 +262,12 @@ CASES = {
   ),
   "custom_vjp_with_static_argument": Case(
     lambda p, x: _peculiar_matmul_with_scale(2, x, p["w"]),
+    by_hand.peculiar_dense,
+    _W,
+    _X,
+  ),
+  "custom_vjp_that_closes_over_arrays": Case(
+    lambda p, x: _peculiar_matmul_on_constants(x, p["w"]),
     by_hand.peculiar_dense,
     _W,
     _X,

@@ -20,6 +20,8 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
+from pbp_jax import materialization
+
 
 class GroupNorm(nn.Module):
   r"""Normalises each sample over groups of neighbouring channels.
@@ -213,6 +215,7 @@ def _pooled_mean(x: jax.Array, num_groups: int) -> jax.Array:
   return _pool(x.mean(tuple(range(1, x.ndim - 1)), keepdims=True), num_groups)
 
 
+@materialization.materialized(static_argnums=1)
 def _pool(x: jax.Array, num_groups: int) -> jax.Array:
   """The mean over the channels of a group, for each channel."""
   batch, channels = x.shape[0], x.shape[-1]
