@@ -10,8 +10,6 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from pbp_jax import materialization
-
 # Slots are never negative; not to ask saves XLA a select in every access.
 _INDEXING = {"axis": 0, "allow_negative_indices": False}
 
@@ -38,7 +36,6 @@ def write_slot(ring: jax.Array, leaf: jax.Array, slot: jax.Array) -> jax.Array:
   )
 
 
-@materialization.materialized()
 def read_slot(ring: jax.Array, slot: jax.Array) -> jax.Array:
   """What is in a slot, whose number is known to be one."""
   return jax.lax.dynamic_index_in_dim(ring, slot, keepdims=False, **_INDEXING)

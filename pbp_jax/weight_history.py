@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike, DTypeLike
 
-from pbp_jax import ring_buffers
+from pbp_jax import materialization, ring_buffers
 from pbp_jax.stages import PyTree
 
 
@@ -68,16 +68,20 @@ def meet(
   for s, (ring, weights) in enumerate(zip(history, newest, strict=True)):
     if ring is not None:
       write = functools.partial(ring_buffers.write_slot, slot=slots_written[s])
-      read = functools.partial(_read_as, slot=slots_read[s])
       ring = jax.tree.map(write, ring, weights)
-      weights = jax.tree.map(read, ring, weights)
+      met_weights = _read(ring, slots_read[s])
+      weights = jax.tree.map(
+        lambda met, like: met.astype(like.dtype), met_weights, weights
+      )
     met.append(weights)
     rings.append(ring)
   return tuple(met), tuple(rings)
 
 
-def _read_as(ring: jax.Array, like: jax.Array, slot: jax.Array) -> jax.Array:
-  return ring_buffers.read_slot(ring, slot).astype(like.dtype)
+@materialization.materialized()
+def _read(ring: PyTree, slot: jax.Array) -> PyTree:
+  """A stage's weights in a slot of its ring."""
+  return jax.tree.map(lambda leaf: ring_buffers.read_slot(leaf, slot), ring)
 
 
 def _num_slots(ring: PyTree) -> int:
