@@ -69,9 +69,10 @@ def meet(
     if ring is not None:
       write = functools.partial(ring_buffers.write_slot, slot=slots_written[s])
       ring = jax.tree.map(write, ring, weights)
-      met_weights = _read(ring, slots_read[s])
       weights = jax.tree.map(
-        lambda met, like: met.astype(like.dtype), met_weights, weights
+        lambda old, new: old.astype(new.dtype),
+        _read(ring, slots_read[s]),
+        weights,
       )
     met.append(weights)
     rings.append(ring)
@@ -80,7 +81,7 @@ def meet(
 
 @materialization.materialized()
 def _read(ring: PyTree, slot: jax.Array) -> PyTree:
-  """A stage's weights in a slot of its ring."""
+  """A stage's weights in a slot of its ring, copied out of it by one call."""
   return jax.tree.map(lambda leaf: ring_buffers.read_slot(leaf, slot), ring)
 
 

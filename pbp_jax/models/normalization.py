@@ -217,7 +217,11 @@ def _pooled_mean(x: jax.Array, num_groups: int) -> jax.Array:
 
 @materialization.materialized(static_argnums=1)
 def _pool(x: jax.Array, num_groups: int) -> jax.Array:
-  """The mean over the channels of a group, for each channel."""
+  """The mean over the channels of a group, for each channel.
+
+  Kept in memory: a loop over positions that had to look up the group of each
+  channel would not go through several channels at a time.
+  """
   batch, channels = x.shape[0], x.shape[-1]
   grouped = x.reshape(batch, num_groups, channels // num_groups)
   pooled = grouped.mean(axis=-1, keepdims=True)
