@@ -161,11 +161,12 @@ def _apply_mixed(equation: Any, operands: Sequence[_Value]) -> list[_Value]:
     ]
   # Three groups of arguments, since a custom_vjp may not close over traced
   # values: where to differentiate, the forward versions of the weights, and
-  # what has no derivative, such as arrays that a custom_vjp closes over (None
-  # holds the others' places).
+  # what has no derivative, such as constants that a custom_vjp closes over (None
+  # holds the others' places). Where it closes over weights or input, JAX refuses.
   num_closed_over = equation.params.get("num_consts", 0)
   moves = [
-    i >= num_closed_over and _is_differentiable(_forward(operand))
+    _is_differentiable(_forward(operand))
+    and (i >= num_closed_over or isinstance(operand, Weight | Activation))
     for i, operand in enumerate(operands)
   ]
   points = [

@@ -219,6 +219,21 @@ class RefusalTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, f"{name}.*recompute"):
       two_version_vjp.saved(function)(w, w, x)
 
+  def test_a_weight_closed_over_by_a_custom_vjp_is_refused_as_by_jax(self):
+    def function(weights, x):
+      @jax.custom_vjp
+      def scaled(y):
+        return y * weights["scale"]
+
+      scaled.defvjp(lambda y: (y, None), lambda _, g: (g,))
+      return scaled(x * weights["w"]).sum()
+
+    weights, x = {"scale": jnp.ones(3), "w": jnp.ones(3)}, jnp.ones(3)
+    saved = two_version_vjp.saved(function)
+    for loss in (jax.jit(function), lambda bwd, x: saved(weights, bwd, x)):
+      with self.assertRaisesRegex(Exception, "closed-over value"):
+        jax.grad(loss)(weights, x)
+
 
 if __name__ == "__main__":
   absltest.main()
