@@ -161,8 +161,9 @@ def _apply_mixed(equation: Any, operands: Sequence[_Value]) -> list[_Value]:
     ]
   # Three groups of arguments, since a custom_vjp may not close over traced
   # values: where to differentiate, the forward versions of the weights, and
-  # what has no derivative, such as constants that a custom_vjp closes over (None
-  # holds the others' places). Where it closes over weights or input, JAX refuses.
+  # what has no derivative, such as constants that a custom_vjp closes over
+  # (None holds the others' places). One that closes over weights or input is
+  # refused by JAX.
   num_closed_over = equation.params.get("num_consts", 0)
   moves = [
     _is_differentiable(_forward(operand))
