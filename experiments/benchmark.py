@@ -67,9 +67,9 @@ def _case(
   return Timed(case, rounds, at_once)
 
 
-def _torch(model, samples, rounds=2):
+def _torch(model, samples):
   return [
-    _case(model, ("torch",), samples, 5, threads, rounds, at_once)
+    _case(model, ("torch",), samples, 5, threads, at_once=at_once)
     for threads, at_once in ((1, 1), (2, 1), (1, 2))
   ]
 
