@@ -74,7 +74,8 @@ class Simulator:
     history_dtype: The floating-point dtype in which old weights are kept, such
       as `jnp.bfloat16`, which halves the memory of float32 ones and rounds what
       delayed passes meet. None keeps them as they are. On a CPU XLA converts
-      all old weights in bfloat16 in every step, whose time grows with the delay.
+      all that is kept in bfloat16 in every step, whose time then grows with the
+      delay; what is kept in float16 it does not.
     diagnostics: Names of measurements of staleness that join the metrics, one
       number a stage (`pbp.diagnostics.NAMES`).
 
