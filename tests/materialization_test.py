@@ -55,6 +55,12 @@ class MaterializationTest(parameterized.TestCase):
     self.assertEmpty(_merged(use(_kept_row), *arguments))
     self.assertNotEmpty(_merged(use(_row), *arguments))
 
+  def test_what_is_called_inside_may_be_inlined(self):
+    inner = jax.jit(jnp.sin)
+    kept = materialization.materialized()(lambda x: inner(x) + 1)
+    text = jax.jit(lambda x: kept(x)).lower(jnp.ones(3)).as_text()
+    self.assertEqual(text.count("inlineable"), 1)
+
   @parameterized.named_parameters(("gpu", "gpu"), ("tpu", "tpu"))
   def test_other_backends_merge_as_they_like(self, backend):
     lower = lambda: (
