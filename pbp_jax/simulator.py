@@ -54,7 +54,8 @@ class Simulator:
   is right for schedules whose two passes meet the same weights: fill-and-drain
   and stashed ones. For others it is NOT the derivative of the run, without any
   error: passes on two versions have derivative rules of their own, which send
-  to the backward's weights what the forward's would get.
+  to the backward's weights what the forward's would get. What is kept in
+  bfloat16 (`history_dtype`, or weights that are) has no derivative: refused.
 
   Attributes:
     stages: The pipeline, input first (`as_stages`, `pbp.models`).
@@ -73,9 +74,7 @@ class Simulator:
       under its own names, anything else as "aux".
     history_dtype: The floating-point dtype in which old weights are kept, such
       as `jnp.bfloat16`, which halves the memory of float32 ones and rounds what
-      delayed passes meet. None keeps them as they are. On a CPU XLA converts
-      all that is kept in bfloat16 in every step, whose time then grows with the
-      delay; what is kept in float16 it does not.
+      delayed passes meet. None keeps them as they are.
     diagnostics: Names of measurements of staleness that join the metrics, one
       number a stage (`pbp.diagnostics.NAMES`).
 

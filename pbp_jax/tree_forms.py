@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from pbp_jax import ring_buffers
 from pbp_jax.stages import PyTree
 
 
@@ -69,7 +70,7 @@ def first_difference(
   found, wanted = (
     {
       jax.tree_util.keystr(path): form(leaf, dtype_of)
-      for path, leaf in jax.tree_util.tree_leaves_with_path(either)
+      for path, leaf in jax.tree_util.tree_leaves_with_path(_opened(either))
     }
     for either in (tree, like)
   )
@@ -79,3 +80,12 @@ def first_difference(
         path, found.get(path, "nothing"), wanted.get(path, "nothing")
       )
   return None
+
+
+def _opened(tree: PyTree) -> PyTree:
+  """A tree with what its rings hold in the place of the rings."""
+  return jax.tree.map(
+    lambda node: node.forms if ring_buffers.is_ring(node) else node,
+    tree,
+    is_leaf=ring_buffers.is_ring,
+  )

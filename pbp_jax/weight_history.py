@@ -1,7 +1,6 @@
 """The last versions of the weights, and which of them a pass meets."""
 
 from collections.abc import Iterable, Sequence
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +14,7 @@ def init(
   weights: Sequence[PyTree],
   max_lags: Iterable[int],
   dtype: DTypeLike | None = None,
-) -> tuple[PyTree, ...]:
+) -> tuple[ring_buffers.Ring | None, ...]:
   """Rings all of whose slots hold version 0.
 
   Args:
@@ -24,8 +23,8 @@ def init(
     dtype: What floating-point weights are kept in; None for their own.
 
   Returns:
-    For each stage a ring of `max_lag + 1` slots, its leaves `[slots, ...]`;
-    None where there is no lag or there are no weights.
+    For each stage a ring of `max_lag + 1` slots; None where there is no lag or
+    there are no weights.
   """
   return tuple(
     _new_ring(stage, lag, dtype)
@@ -34,11 +33,11 @@ def init(
 
 
 def meet(
-  history: tuple[PyTree, ...],
+  history: tuple[ring_buffers.Ring | None, ...],
   newest: Sequence[PyTree],
   version: jax.Array,
   lags: ArrayLike,
-) -> tuple[tuple[PyTree, ...], tuple[PyTree, ...]]:
+) -> tuple[tuple[PyTree, ...], tuple[ring_buffers.Ring | None, ...]]:
   """The weights that passes meet, and the rings that they are kept in.
 
   A ring is written before it is read: XLA then updates it in place. Version k
@@ -57,7 +56,9 @@ def meet(
   # All slots at once: a division a stage costs more than a small stage's ring.
   # Nothing is negative, so a plain remainder will do: what the modulo does
   # about signs, XLA would compute again for every number that is read.
-  num_slots = jnp.array([_num_slots(ring) for ring in history], version.dtype)
+  num_slots = jnp.array(
+    [1 if ring is None else ring.num_slots for ring in history], version.dtype
+  )
   slots_written = jax.lax.rem(
     jnp.broadcast_to(version, num_slots.shape), num_slots
   )
@@ -67,8 +68,7 @@ def meet(
   met, rings = [], []
   for s, (ring, weights) in enumerate(zip(history, newest, strict=True)):
     if ring is not None:
-      write = functools.partial(ring_buffers.write_slot, slot=slots_written[s])
-      ring = jax.tree.map(write, ring, weights)
+      ring = ring.write(weights, slots_written[s])
       weights = jax.tree.map(
         lambda old, new: old.astype(new.dtype),
         _read(ring, slots_read[s]),
@@ -80,22 +80,14 @@ def meet(
 
 
 @materialization.materialized()
-def _read(ring: PyTree, slot: jax.Array) -> PyTree:
+def _read(ring: ring_buffers.Ring, slot: jax.Array) -> PyTree:
   """A stage's weights in a slot of its ring, copied out of it by one call."""
-  return jax.tree.map(lambda leaf: ring_buffers.read_slot(leaf, slot), ring)
+  return ring.read(slot)
 
 
-def _num_slots(ring: PyTree) -> int:
-  return 1 if ring is None else len(jax.tree.leaves(ring)[0])
-
-
-def _new_ring(weights: PyTree, max_lag: int, dtype: DTypeLike | None) -> PyTree:
+def _new_ring(
+  weights: PyTree, max_lag: int, dtype: DTypeLike | None
+) -> ring_buffers.Ring | None:
   if max_lag == 0 or not jax.tree.leaves(weights):
     return None
-
-  def ring(leaf):
-    if dtype is not None and jnp.issubdtype(leaf.dtype, jnp.floating):
-      leaf = leaf.astype(dtype)
-    return ring_buffers.full(leaf, int(max_lag) + 1)
-
-  return jax.tree.map(ring, weights)
+  return ring_buffers.full(weights, int(max_lag) + 1, dtype)

@@ -8,7 +8,6 @@ import re
 from absl.testing import absltest, parameterized
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from experiments import replicas
 import pbp_jax as pbp
@@ -39,17 +38,20 @@ def _families():
   return {arm.family: arm for arm in arms}
 
 
-def _compiled(arm, options=xla.AS_ELSEWHERE):
-  """A run of as many stages as the arm's schedule has."""
-  weights = {"w": np.eye(_WIDTH), "b": np.zeros(_WIDTH)}
+def _compiled(
+  arm, options=xla.AS_ELSEWHERE, dtype=jnp.float32, history_dtype=None
+):
+  """A run of as many stages as the arm's schedule has, with `dtype` weights."""
+  weights = {"w": jnp.eye(_WIDTH, dtype=dtype), "b": jnp.zeros(_WIDTH, dtype)}
   simulator = pbp.Simulator(
     [chain.given(weights)] * len(arm.schedule.max_lag),
     chain.squared_error,
     arm.optimizer,
     arm.schedule,
     backward=arm.backward,
+    history_dtype=history_dtype,
   )
-  data = jnp.zeros((2, 4, 1, _WIDTH))
+  data = jnp.zeros((2, 4, 1, _WIDTH), dtype)
   state = jax.eval_shape(simulator.init, jax.random.key(0), data[0, 0])
   run = jax.jit(simulator.run, donate_argnums=0)
   return run.lower(state, *data).compile(options)
@@ -75,6 +77,29 @@ class CompiledStepTest(parameterized.TestCase):
       self.assertNotRegex(computation, r" (add|multiply|dot|transpose)\(")
     for word in ("infeed", "outfeed", "send(", "recv(", "callback"):
       self.assertNotIn(word, text)
+
+  @parameterized.product(
+    name=["pb", "pb+lwpvd+scd"],
+    dtypes=[
+      (jnp.float32, jnp.bfloat16),
+      (jnp.float32, jnp.float16),
+      (jnp.float32, jnp.float8_e4m3fn),
+      (jnp.bfloat16, None),
+      (jnp.bfloat16, jnp.float32),
+    ],
+  )
+  def test_no_ring_is_converted(self, name, dtypes):
+    dtype, history_dtype = dtypes
+    compiled = _compiled(_arm(name), dtype=dtype, history_dtype=history_dtype)
+    rings = re.findall(
+      rf"\b([a-z]\w+)\[{_SLOTS},{_WIDTH},{_WIDTH}\]", compiled.as_text()
+    )
+    self.assertLen(set(rings), 1)
+    kept_in = jnp.dtype(history_dtype or dtype).itemsize
+    self.assertLess(
+      compiled.memory_analysis().temp_size_in_bytes,
+      _SLOTS * _WIDTH**2 * kept_in / 2,
+    )
 
   def test_programs_read_a_ring_when_its_stage_is_due(self):
     compiled = _compiled(
