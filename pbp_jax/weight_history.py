@@ -71,7 +71,7 @@ def meet(
       ring = ring.write(weights, slots_written[s])
       weights = jax.tree.map(
         lambda old, new: old.astype(new.dtype),
-        _read(ring, slots_read[s]),
+        _read(ring, slots_read, s),
         weights,
       )
     met.append(weights)
@@ -79,10 +79,13 @@ def meet(
   return tuple(met), tuple(rings)
 
 
-@materialization.materialized()
-def _read(ring: ring_buffers.Ring, slot: jax.Array) -> PyTree:
-  """A stage's weights in a slot of its ring, copied out of it by one call."""
-  return ring.read(slot)
+@materialization.materialized(static_argnums=2)
+def _read(ring: ring_buffers.Ring, slots: jax.Array, s: int) -> PyTree:
+  """Stage s's weights in slot `slots[s]` of its ring, copied by one call.
+
+  The call picks the slot: picking it before would be a kernel of its own.
+  """
+  return ring.read(slots[s])
 
 
 def _new_ring(
