@@ -2,9 +2,10 @@
 
 Compares, in turn inside each process and over several processes: plain
 momentum SGD by the simulator (`sgdm`), pipelined backpropagation without and
-with mitigations (`pb`, `pb+lwpvd+scd`), eight times the delay (`@8`), the
-program one writes first (`naive`: stock Flax, `lax.conv`), a plain PyTorch loop
-(`torch`, if it is installed), and several seeds over the cores (`replicas`).
+with mitigations (`pb`, `pb+lwpvd+scd`), eight times the delay (`@8`), old weights
+in half the memory (`:bfloat16`), the program one writes first (`naive`: stock
+Flax, `lax.conv`), a plain PyTorch loop (`torch`, if it is installed), and several
+seeds over the cores (`replicas`).
 
 Command: python -m experiments.benchmark --workdir=runs/benchmark
 Hardware, time and numbers: experiments/README.md.
@@ -25,6 +26,7 @@ from matplotlib import figure as figures
 from experiments import benchmark_cases, figure_program
 
 _ARMS = ("sgdm", "pb", "pb+lwpvd+scd")
+_DELAYED = ("pb@8", "pb+lwpvd+scd@8", "pb:bfloat16", "pb@8:bfloat16")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +85,7 @@ SCALES = {
   ),
   "cpu": Sizes(
     (
-      _case("residual_mlp", (*_ARMS, "pb@8", "pb+lwpvd+scd@8"), 2000, 7),
+      _case("residual_mlp", (*_ARMS, *_DELAYED), 2000, 7, rounds=3),
       _case("residual_mlp/replicas", ("1",), 2000, 5, rounds=1),
       _case("residual_mlp/replicas", ("8",), 2000, 5, 2, rounds=1),
       *_torch("residual_mlp", 200),

@@ -34,8 +34,9 @@ class Case:
 
   Attributes:
     model: A network's name, or "<network>/replicas" for seeds side by side.
-    contenders: Arms' names, an arm's name with "@8" for eight times its delay,
-      "naive" for stock Flax, "torch"; of replicas, numbers of seeds.
+    contenders: Arms' names, with "@8" for eight times the arm's delay, with
+      ":bfloat16" for old weights kept so; "naive" for stock Flax, "torch"; of
+      replicas, numbers of seeds.
     samples: Samples a timing.
     repeats: Timings of each contender, in turn.
     threads: Cores the process may use.
@@ -165,8 +166,9 @@ def _initial_params(model: str, num_stages: int) -> Any:
 def make_simulator(
   model: str, contender: str, num_stages: int = 0
 ) -> pbp.Simulator:
-  """An arm on a network; "arm@8" has eight times the arm's delay."""
-  name, _, factor = contender.partition("@")
+  """An arm on a network, as `Case` names it."""
+  delayed_arm, _, history_dtype = contender.partition(":")
+  name, _, factor = delayed_arm.partition("@")
   options = {"num_stages": num_stages} if num_stages else {}
   stages = pbp.models.get(model, **options)
   schedule = None
@@ -186,6 +188,7 @@ def make_simulator(
     optimizer=arm.optimizer,
     schedule=arm.schedule,
     backward=arm.backward,
+    history_dtype=history_dtype or None,
   )
 
 

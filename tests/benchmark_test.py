@@ -39,12 +39,19 @@ class BenchmarkTest(parameterized.TestCase):
     self.assertLess(row["second_start_s"], row["lower_s"] + row["compile_s"])
     self.assertTrue((folder / "milliseconds.png").is_file())
 
-  def test_eight_times_the_delay(self):
-    simulator = benchmark_cases.make_simulator("residual_mlp", "pb@8")
-    plain = pbp.schedules.pipelined_backprop(34)
-    self.assertEqual(
-      simulator.schedule.delay.tolist(), (8 * plain.delay).tolist()
-    )
+  def test_eight_times_the_delay_and_half_the_memory(self):
+    plain = pbp.schedules.pipelined_backprop(34).delay
+    for contender, factor, history_dtype in [
+      ("pb", 1, None),
+      ("pb@8", 8, None),
+      ("pb:bfloat16", 1, jnp.bfloat16),
+      ("pb@8:bfloat16", 8, jnp.bfloat16),
+    ]:
+      simulator = benchmark_cases.make_simulator("residual_mlp", contender)
+      self.assertEqual(
+        simulator.schedule.delay.tolist(), (factor * plain).tolist()
+      )
+      self.assertEqual(simulator.history_dtype, history_dtype)
 
   def test_naive_network_has_our_parameters(self):
     def start_and_step(sample):
