@@ -2,10 +2,10 @@
 
 Compares, in turn inside each process and over several processes: plain
 momentum SGD by the simulator (`sgdm`), pipelined backpropagation without and
-with mitigations (`pb`, `pb+lwpvd+scd`), eight times the delay (`@8`), old weights
-in half the memory (`:bfloat16`), the program one writes first (`naive`: stock
-Flax, `lax.conv`), a plain PyTorch loop (`torch`, if it is installed), and several
-seeds over the cores (`replicas`).
+with mitigations (`pb`, `pb+lwpvd+scd`), eight times the delay (`@8`), old
+weights in half the memory (`:bfloat16`), the program one writes first (`naive`:
+stock Flax, `lax.conv`), a plain PyTorch loop (`torch`, if it is installed), and
+several seeds over the cores (`replicas`).
 
 Command: python -m experiments.benchmark --workdir=runs/benchmark
 Hardware, time and numbers: experiments/README.md.
@@ -27,6 +27,16 @@ from experiments import benchmark_cases, figure_program
 
 _ARMS = ("sgdm", "pb", "pb+lwpvd+scd")
 _DELAYED = ("pb@8", "pb+lwpvd+scd@8", "pb:bfloat16", "pb@8:bfloat16")
+
+# What is held against what, where one process times both.
+_RATIOS = (
+  ("pb", "sgdm"),
+  ("pb+lwpvd+scd", "sgdm"),
+  ("pb@8", "pb"),
+  ("pb+lwpvd+scd@8", "pb+lwpvd+scd"),
+  ("pb:bfloat16", "pb"),
+  ("pb@8:bfloat16", "pb:bfloat16"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,17 +89,18 @@ def _torch(model, samples):
 SCALES = {
   "smoke": Sizes(
     (
-      _case("residual_mlp", ("sgdm",), 20, 1, rounds=1, stages=4),
+      _case("residual_mlp", ("sgdm", "pb"), 20, 1, rounds=1, stages=4),
       _case("residual_mlp/replicas", ("2",), 20, 1, 2, rounds=1, stages=4),
     )
   ),
   "cpu": Sizes(
     (
-      _case("residual_mlp", (*_ARMS, *_DELAYED), 2000, 7, rounds=3),
+      _case("residual_mlp", (*_ARMS, *_DELAYED), 2000, 15, rounds=5),
       _case("residual_mlp/replicas", ("1",), 2000, 5, rounds=1),
       _case("residual_mlp/replicas", ("8",), 2000, 5, 2, rounds=1),
       *_torch("residual_mlp", 200),
-      _case("resnet20", (*_ARMS, "pb@8", "naive"), 40, 5, rounds=4),
+      _case("resnet20", (*_ARMS, "pb@8"), 40, 15, rounds=5),
+      _case("resnet20", ("naive",), 40, 3),
       _case("resnet20/replicas", ("1",), 40, 5, rounds=1),
       _case("resnet20/replicas", ("2",), 40, 5, 2, rounds=1),
       *_torch("resnet20", 30),
@@ -97,7 +108,7 @@ SCALES = {
       *_torch("resnet18", 10),
       _case("vgg11", ("sgdm", "pb+lwpvd+scd"), 10, 3, 2),
       *_torch("vgg11", 10),
-      _case("resnet110", ("sgdm", "pb+lwpvd+scd"), 20, 3, rounds=3),
+      _case("resnet110", ("sgdm", "pb+lwpvd+scd"), 20, 9, rounds=3),
     )
   ),
 }
@@ -111,7 +122,9 @@ def run(sizes: Sizes) -> figure_program.Output:
     sizes: What to time.
 
   Returns:
-    A row for each network and contender, and the picture.
+    A row for each network and contender, and the picture. `ms` of a row are
+    the medians of its processes, and `over` says how many times those of
+    another contender they are, process by process.
   """
   rows: dict[str, dict[str, Any]] = {}
   for name, case, measured in _measurements(sizes):
@@ -124,7 +137,32 @@ def run(sizes: Sizes) -> figure_program.Output:
   for row in rows.values():
     row["ms_median"] = statistics.median(row["ms"])
     row["ms_lowest"], row["ms_highest"] = min(row["ms"]), max(row["ms"])
+  _compare(rows)
   return rows, {"milliseconds": _picture(rows)}
+
+
+def _compare(rows: dict[str, dict[str, Any]]) -> None:
+  """Puts ratios within processes into the rows, and prints them."""
+  for model in dict.fromkeys(name.split()[0] for name in rows):
+    for contender, other in _RATIOS:
+      row, reference = (rows.get(f"{model} {c}") for c in (contender, other))
+      if row is None or reference is None:
+        continue
+      ratios = [
+        ms / reference_ms
+        for ms, reference_ms in zip(row["ms"], reference["ms"], strict=True)
+      ]
+      found = {
+        "median": statistics.median(ratios),
+        "lowest": min(ratios),
+        "highest": max(ratios),
+      }
+      row.setdefault("over", {})[other] = found
+      print(
+        f"{model}: {contender} over {other} is {found['median']:.2f}"
+        f" ({found['lowest']:.2f} to {found['highest']:.2f},"
+        f" {len(ratios)} processes)"
+      )
 
 
 def _measurements(
@@ -138,7 +176,10 @@ def _measurements(
       is_torch = "torch" in case.contenders
       if number >= timed.rounds or (is_torch and not has_torch):
         continue
-      print(f"round {number + 1}: {case.model} {', '.join(case.contenders)}")
+      print(
+        f"round {number + 1}: {case.model} {', '.join(case.contenders)}",
+        flush=True,
+      )
       found = [json.loads(text) for text in _in_processes(timed)]
       for contender in case.contenders:
         name = f"{case.model} {contender}"

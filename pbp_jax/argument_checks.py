@@ -74,7 +74,7 @@ def count_micro_batches(inputs: PyTree, targets: PyTree) -> int:
   if len(sizes) != 1 or sizes == {()}:
     hint = (
       " (a list is a tree of its items: give an array)"
-      if any(isinstance(leaf, int | float) for leaf in leaves)
+      if isinstance(inputs, list) or isinstance(targets, list)
       else ""
     )
     raise ValueError(
@@ -87,6 +87,8 @@ def count_micro_batches(inputs: PyTree, targets: PyTree) -> int:
 
 def check_lags(lags: Any, max_lag: np.ndarray, count: int) -> None:
   """Raises a ValueError if a schedule can't have these lags, `[S, count]`."""
+  if not isinstance(lags, jax.Array | np.ndarray):
+    raise ValueError(f"lags must be an array, got {type(lags).__name__}.")
   shape = (len(max_lag), count)
   if jnp.shape(lags) != shape:
     raise ValueError(

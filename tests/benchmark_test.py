@@ -29,7 +29,8 @@ class BenchmarkTest(parameterized.TestCase):
       benchmark.run,
     )
     self.assertSameElements(
-      found["arms"], ["residual_mlp sgdm", "residual_mlp/replicas 2"]
+      found["arms"],
+      ["residual_mlp sgdm", "residual_mlp pb", "residual_mlp/replicas 2"],
     )
     row = found["arms"]["residual_mlp sgdm"]
     self.assertLen(row["ms"], 1)
@@ -37,6 +38,11 @@ class BenchmarkTest(parameterized.TestCase):
     self.assertGreater(row["compile_s"], 0)
     # Well below, in the programs that take seconds.
     self.assertLess(row["second_start_s"], row["lower_s"] + row["compile_s"])
+    delayed = found["arms"]["residual_mlp pb"]
+    self.assertAlmostEqual(
+      delayed["over"]["sgdm"]["median"], delayed["ms"][0] / row["ms"][0]
+    )
+    self.assertNotIn("over", row)
     self.assertTrue((folder / "milliseconds.png").is_file())
 
   def test_eight_times_the_delay_and_half_the_memory(self):
@@ -44,8 +50,8 @@ class BenchmarkTest(parameterized.TestCase):
     for contender, factor, history_dtype in [
       ("pb", 1, None),
       ("pb@8", 8, None),
-      ("pb:bfloat16", 1, jnp.bfloat16),
-      ("pb@8:bfloat16", 8, jnp.bfloat16),
+      ("pb:bfloat16", 1, "bfloat16"),
+      ("pb@8:bfloat16", 8, "bfloat16"),
     ]:
       simulator = benchmark_cases.make_simulator("residual_mlp", contender)
       self.assertEqual(

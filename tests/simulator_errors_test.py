@@ -182,9 +182,17 @@ _WRONG_USES = {
     lambda: _run(inputs=jnp.zeros([])),
     ("leading axis",),
   ),
+  "inputs_in_a_list": (
+    lambda: _run(inputs=list(_INPUTS)),
+    ("leading axis", "1.*6", "a list is a tree of its items"),
+  ),
   "lags_of_wrong_shape": (
     lambda: _run(lags=jnp.zeros((_S, 5), int)),
     ("lags", r"\(3, 6\)", r"\(3, 5\)"),
+  ),
+  "lags_in_a_list": (
+    lambda: _run(lags=np.zeros((_S, 6), int).tolist()),
+    ("lags must be an array", "got list"),
   ),
   "lags_beyond_the_ring": (
     lambda: _run(lags=np.full((_S, 6), [[4], [3], [0]])),
