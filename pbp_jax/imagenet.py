@@ -16,6 +16,7 @@ are not rounded to whole pixels.
 """
 
 from collections.abc import Callable, Sequence
+from concurrent import futures
 import dataclasses
 import math
 from typing import Any
@@ -92,12 +93,15 @@ class ImageNet:
     indices = np.asarray(indices)
     rows, which = np.unique(np.atleast_2d(indices), axis=0, return_inverse=True)
     positions = np.arange(rows.size).reshape(rows.shape)[which.ravel()]
-    records = [self._record(i) for i in rows.ravel().tolist()]
-    canvases, sizes = zip(
-      *(self._on_canvas(record["image"]) for record in records), strict=True
+    # Decoding and scaling release Python's lock, and tfds reads by threads.
+    with futures.ThreadPoolExecutor() as threads:
+      kept = list(threads.map(self._kept, rows.ravel().tolist()))
+    canvases, sizes, labels = zip(*kept, strict=True)
+    arrays = (
+      np.stack(canvases),
+      np.array(sizes, np.int32),
+      np.array(labels, np.int32),
     )
-    labels = np.array([record["label"] for record in records], np.int32)
-    arrays = (np.stack(canvases), np.array(sizes, np.int32), labels)
     return arrays, positions.reshape(indices.shape).astype(np.int32)
 
   def batch_function(
@@ -130,10 +134,13 @@ class ImageNet:
 
     return batch_fn
 
-  def _record(self, index: int) -> Any:
-    if index < self.num_train:
-      return self.train[index]
-    return self.test[index - self.num_train]
+  def _kept(self, index: int) -> tuple[np.ndarray, tuple[int, int], int]:
+    """A record's canvas, its image's height and width, and its label."""
+    is_train = index < self.num_train
+    record = (
+      self.train[index] if is_train else self.test[index - self.num_train]
+    )
+    return *self._on_canvas(record["image"]), record["label"]
 
   def _on_canvas(self, image: np.ndarray) -> tuple[np.ndarray, tuple[int, int]]:
     """An image at the top left of a canvas, and its height and width."""

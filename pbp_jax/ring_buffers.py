@@ -88,8 +88,9 @@ class Ring:
 
   def _map(self, function: Callable[..., Any], *trees: Any) -> Any:
     """`function(kept, dtype, ...)` of every leaf."""
-    dtypes = jax.tree.unflatten(jax.tree.structure(self.kept), self.dtypes)
-    return jax.tree.map(function, self.kept, dtypes, *trees)
+    leaves, structure = jax.tree.flatten(self.kept)
+    others = map(structure.flatten_up_to, trees)
+    return structure.unflatten(map(function, leaves, self.dtypes, *others))
 
 
 def full(tree: Any, num_slots: int, dtype: DTypeLike | None = None) -> Ring:

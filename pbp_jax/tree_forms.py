@@ -82,10 +82,16 @@ def first_difference(
   return None
 
 
+class _OpenRing(NamedTuple):
+  """What stands for a ring: other leaves at the same paths are no ring."""
+
+  values: PyTree
+
+
 def _opened(tree: PyTree) -> PyTree:
-  """A tree with what its rings hold in the place of the rings."""
+  """A tree with the forms of what its rings hold in the place of the rings."""
   return jax.tree.map(
-    lambda node: node.forms if ring_buffers.is_ring(node) else node,
+    lambda node: _OpenRing(node.forms) if ring_buffers.is_ring(node) else node,
     tree,
     is_leaf=ring_buffers.is_ring,
   )

@@ -2,6 +2,7 @@
 
 import math
 import pathlib
+import threading
 from unittest import mock
 
 from absl.testing import absltest, parameterized
@@ -117,6 +118,18 @@ class ReadTest(parameterized.TestCase):
     (canvases, _, labels), positions = dataset.read(rows)
     self.assertLen(canvases, 4)
     np.testing.assert_array_equal(labels[positions], rows)
+
+  def test_records_are_decoded_side_by_side(self):
+    class Records(list):
+      both_are_read = threading.Barrier(2, timeout=30)
+
+      def __getitem__(self, index):
+        self.both_are_read.wait()
+        return super().__getitem__(index)
+
+    dataset = _set(Records(_record(i, label=i) for i in range(2)))
+    (_, _, labels), positions = dataset.read(np.array([1, 0]))
+    np.testing.assert_array_equal(labels[positions], [1, 0])
 
   def test_large_image_is_scaled_down_and_its_edges_go_on(self):
     image = np.zeros((1024, 300, 3), np.uint8)

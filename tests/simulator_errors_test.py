@@ -61,6 +61,12 @@ def _go_on_from(what):
   return _simulator().run(what, _INPUTS, _TARGETS)
 
 
+def _with_plain_history():
+  state = jax.eval_shape(_simulator().init, jax.random.key(0), _INPUTS[0])
+  plain = [ring and ring.values for ring in state.history]
+  return state.replace(history=tuple(plain))
+
+
 def _with_whole_weights():
   stage = pbp.Stage(
     lambda key, x: {"n": jnp.ones(4, int)},
@@ -231,6 +237,10 @@ _WRONG_USES = {
   "state_with_another_history_dtype": (
     lambda: _go_on({"history_dtype": jnp.bfloat16}),
     ("history", "float32.*got bfloat16"),
+  ),
+  "state_whose_history_is_no_ring": (
+    lambda: _go_on_from(_with_plain_history()),
+    (r"\[5, 4\] in state.history.0..values.*'bias'", "got nothing"),
   ),
   "state_of_other_stages": (
     lambda: _go_on(

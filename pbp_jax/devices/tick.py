@@ -77,7 +77,7 @@ class Clock(NamedTuple):
   key: jax.Array
   entering: jax.Array
   inputs: PyTree
-  targets: ring_buffers.Ring
+  targets: PyTree
 
 
 def tick(
