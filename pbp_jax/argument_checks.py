@@ -95,8 +95,8 @@ def check_lags(lags: Any, max_lag: np.ndarray, count: int) -> None:
       "lags must have one value for each stage and micro-batch, shape"
       f" {shape}; got shape {jnp.shape(lags)}."
     )
-  if not jnp.issubdtype(jnp.result_type(lags), jnp.integer):
-    raise ValueError(f"lags must be ints, got {jnp.result_type(lags)}.")
+  if not jnp.issubdtype(lags.dtype, jnp.integer):
+    raise ValueError(f"lags must be ints, got {lags.dtype}.")
   if isinstance(lags, jax_core.Tracer):
     return
   known = np.asarray(lags)

@@ -6,7 +6,6 @@ from flax import struct
 import jax
 import optax
 
-from pbp_jax import ring_buffers
 from pbp_jax.stages import PyTree
 
 
@@ -19,9 +18,8 @@ class PipelineState:
     key: The run's random key.
     params: The newest raw weights, a tuple of S pytrees.
     opt_state: The optimizer's state.
-    history: For each stage a ring of its last forward views, whose `values` are
-      like `params` with leaves `[max_lag + 1, ...]`; None for a stage that
-      meets its newest view.
+    history: For each stage a ring of its last forward views, leaves
+      `[max_lag + 1, ...]`; None for a stage that meets its newest view.
     stage_state: The state of each stage, None for stages without one.
     gradients: The sum of the gradients since the last update, like `params`;
       None if every micro-batch makes an update.
@@ -35,11 +33,11 @@ class PipelineState:
   key: jax.Array
   params: tuple[PyTree, ...]
   opt_state: optax.OptState
-  history: tuple[ring_buffers.Ring | None, ...]
+  history: tuple[PyTree, ...]
   stage_state: tuple[PyTree, ...]
   gradients: PyTree = None
   stale_params: PyTree = None
-  raw_history: tuple[ring_buffers.Ring | None, ...] | None = None
+  raw_history: PyTree = None
 
   @classmethod
   def vmap_axes(cls) -> "PipelineState":

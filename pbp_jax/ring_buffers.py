@@ -5,9 +5,11 @@ copy the whole ring in every step. For the same reason nothing is ever shifted
 or rolled; what is counted up stays where it is, in the slot whose number is the
 count modulo the number of slots.
 
-Formats that a processor does not compute in (bfloat16, the floats of eight
-bits) are kept as their bits. XLA for CPUs does all with such arrays in float32,
-even the copying of a slot, for which it converts the whole ring in every step.
+Within one compiled program a `Ring` keeps formats that a processor does not
+compute in (bfloat16, the floats of eight bits) as their bits. XLA for CPUs does
+all with such arrays in float32, even the copying of a slot, for which it
+converts the whole ring in every step. Rings never leave a program: bits taken
+for numbers would be wrong without a word.
 """
 
 from collections.abc import Callable
@@ -25,54 +27,72 @@ import numpy as np
 _INDEXING = {"axis": 0, "allow_negative_indices": False}
 
 
-def write_slot(array: jax.Array, leaf: jax.Array, slot: ArrayLike) -> jax.Array:
-  """An array, `[slots, ...]`, with another one in a slot."""
+def full(leaf: ArrayLike, slots: int) -> jax.Array:
+  """A ring, `[slots, ...]`, that holds an array in every slot."""
+  return jnp.broadcast_to(leaf, (slots, *jnp.shape(leaf)))
+
+
+def write(ring: jax.Array, leaf: ArrayLike, index: jax.Array) -> jax.Array:
+  """The ring with an array in slot `index` modulo the number of slots."""
+  return write_slot(ring, leaf, index % ring.shape[0])
+
+
+def read(ring: jax.Array, index: jax.Array) -> jax.Array:
+  """What is in slot `index` modulo the number of slots."""
+  return read_slot(ring, index % ring.shape[0])
+
+
+def write_slot(ring: jax.Array, leaf: ArrayLike, slot: ArrayLike) -> jax.Array:
+  """The ring with an array in a slot, whose number is known to be one."""
   return jax.lax.dynamic_update_index_in_dim(
-    array, leaf.astype(array.dtype), slot, **_INDEXING
+    ring, jnp.asarray(leaf).astype(ring.dtype), slot, **_INDEXING
   )
 
 
-def read_slot(array: jax.Array, slot: ArrayLike) -> jax.Array:
-  """What is in a slot of an array, `[slots, ...]`."""
-  return jax.lax.dynamic_index_in_dim(array, slot, keepdims=False, **_INDEXING)
+def read_slot(ring: jax.Array, slot: ArrayLike) -> jax.Array:
+  """What is in a slot, whose number is known to be one."""
+  return jax.lax.dynamic_index_in_dim(ring, slot, keepdims=False, **_INDEXING)
 
 
 @struct.dataclass
 class Ring:
-  """Versions of a tree of arrays, one a slot.
+  """The rings of a tree's leaves, as a compiled program carries them.
 
   Attributes:
-    kept: The tree, leaves `[num_slots, ...]`. Of arrays in formats that XLA for
-      CPUs converts (bfloat16, say) these are the bits, as unsigned integers:
-      look at `values` instead.
+    kept: The tree, leaves `[num_slots, ...]`; bits instead of numbers where XLA
+      would convert.
     dtypes: The dtypes of the arrays, in the order of the leaves.
     num_slots: The number of slots.
 
   Example:
     >>> import jax.numpy as jnp
-    >>> ring = full({"w": jnp.zeros(2)}, num_slots=3, dtype=jnp.bfloat16)
+    >>> ring = Ring.of({"w": jnp.zeros((3, 2), jnp.bfloat16)})
     >>> ring = ring.write({"w": jnp.ones(2)}, slot=1)
     >>> ring.read(slot=1)
     {'w': Array([1, 1], dtype=bfloat16)}
-    >>> ring.values["w"].shape, ring.kept["w"].dtype.name
-    ((3, 2), 'uint16')
+    >>> ring.values["w"].dtype.name
+    'bfloat16'
   """
 
   kept: Any
   dtypes: tuple[np.dtype, ...] = struct.field(pytree_node=False)
   num_slots: int = struct.field(pytree_node=False)
 
+  @classmethod
+  def of(cls, tree: Any) -> "Ring":
+    """The ring of arrays `[num_slots, ...]`."""
+    leaves = jax.tree.leaves(tree)
+    (num_slots,) = {leaf.shape[0] for leaf in leaves}
+    return cls(
+      kept=jax.tree.map(_bits, tree),
+      dtypes=tuple(leaf.dtype for leaf in leaves),
+      num_slots=num_slots,
+    )
+
   @property
   def values(self) -> Any:
     """What is in all slots, leaves `[num_slots, ...]`."""
     return self._map(_floats)
-
-  @property
-  def forms(self) -> Any:
-    """The shapes and dtypes of `values`."""
-    return self._map(
-      lambda kept, dtype: jax.ShapeDtypeStruct(kept.shape, dtype)
-    )
 
   def write(self, tree: Any, slot: ArrayLike) -> "Ring":
     """The ring with a tree of arrays in a slot, 0 <= slot < num_slots."""
@@ -93,41 +113,11 @@ class Ring:
     return structure.unflatten(map(function, leaves, self.dtypes, *others))
 
 
-def full(tree: Any, num_slots: int, dtype: DTypeLike | None = None) -> Ring:
-  """A ring that holds a tree of arrays in every slot.
-
-  Args:
-    tree: The arrays, leaves `[...]`.
-    num_slots: The number of slots.
-    dtype: What floating-point arrays are kept in; None for their own dtypes.
-
-  Returns:
-    The ring, whose `values` have leaves `[num_slots, ...]`.
-  """
-
-  def rounded(leaf):
-    is_float = jnp.issubdtype(leaf.dtype, jnp.floating)
-    return leaf.astype(dtype) if dtype is not None and is_float else leaf
-
-  def repeated(leaf):
-    return jnp.broadcast_to(_bits(leaf), (num_slots, *leaf.shape))
-
-  tree = jax.tree.map(rounded, tree)
-  return Ring(
-    kept=jax.tree.map(repeated, tree),
-    dtypes=tuple(leaf.dtype for leaf in jax.tree.leaves(tree)),
-    num_slots=num_slots,
-  )
-
-
-def is_ring(node: Any) -> bool:
-  """Whether a node of a tree is a ring; to stop at, as `is_leaf`."""
-  return isinstance(node, Ring)
-
-
 def _dtype_of_bits(dtype: np.dtype) -> DTypeLike | None:
-  """The integers that hold a format XLA for CPUs converts; None for others."""
-  if not jnp.issubdtype(dtype, jnp.floating) or dtype == jnp.float16:
+  """The integers that hold a format XLA converts; None for other formats."""
+  if jax.default_backend() != "cpu" or dtype == jnp.float16:
+    return None
+  if not jnp.issubdtype(dtype, jnp.floating):
     return None
   # Of less than a byte XLA for CPUs can't take the bits.
   return {8: jnp.uint8, 16: jnp.uint16}.get(jnp.finfo(dtype).bits)
@@ -156,7 +146,7 @@ def _refuse_derivative(dtype, primals, tangents):
   # Bits have no derivative: it would be lost here without a word.
   del dtype, tangents
   raise ValueError(
-    "What is differentiated must not be kept in a ring in"
-    f" {primals[0].dtype.name}, whose bits have no derivative; keep old weights"
-    " in float32 or float16 (history_dtype)."
+    "A run on a CPU can't be differentiated through old weights that are kept"
+    f" in {primals[0].dtype.name}; give history_dtype float32 or float16, also"
+    " where the weights themselves are of that kind."
   )

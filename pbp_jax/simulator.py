@@ -54,8 +54,8 @@ class Simulator:
   is right for schedules whose two passes meet the same weights: fill-and-drain
   and stashed ones. For others it is NOT the derivative of the run, without any
   error: passes on two versions have derivative rules of their own, which send
-  to the backward's weights what the forward's would get. What is kept in
-  bfloat16 (`history_dtype`, or weights that are) has no derivative: refused.
+  to the backward's weights what the forward's would get. On a CPU it is refused
+  through old weights kept in bfloat16 or in floats of eight bits.
 
   Attributes:
     stages: The pipeline, input first (`as_stages`, `pbp.models`).
@@ -74,7 +74,8 @@ class Simulator:
       under its own names, anything else as "aux".
     history_dtype: The floating-point dtype in which old weights are kept, such
       as `jnp.bfloat16`, which halves the memory of float32 ones and rounds what
-      delayed passes meet. None keeps them as they are.
+      delayed passes meet. None keeps them as they are. On a CPU `run` works on
+      a copy of what is kept in bfloat16.
     diagnostics: Names of measurements of staleness that join the metrics, one
       number a stage (`pbp.diagnostics.NAMES`).
 
@@ -168,7 +169,8 @@ class Simulator:
     """
     argument_checks.check_is_state(state)
     self._check_state(state)
-    return self._step(state, self._lags(state.step, 1)[0], inputs, targets)
+    lags = self._lags(state.step, 1)[0]
+    return weight_history.on_rings(self._step, state, lags, inputs, targets)
 
   def run(
     self,
@@ -318,7 +320,8 @@ class Simulator:
         lags = self._lags(state.step, 1)[0]
       return self._step(state, lags, inputs, targets)
 
-    return jax.lax.scan(body, state, (inputs, targets, lags))
+    scan = functools.partial(jax.lax.scan, body)
+    return weight_history.on_rings(scan, state, (inputs, targets, lags))
 
   def _predict(self, params, inputs, stage_state):
     if stage_state is None:

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pbp_jax import ring_buffers
 from pbp_jax.stages import PyTree
 
 
@@ -70,7 +69,7 @@ def first_difference(
   found, wanted = (
     {
       jax.tree_util.keystr(path): form(leaf, dtype_of)
-      for path, leaf in jax.tree_util.tree_leaves_with_path(_opened(either))
+      for path, leaf in jax.tree_util.tree_leaves_with_path(either)
     }
     for either in (tree, like)
   )
@@ -80,18 +79,3 @@ def first_difference(
         path, found.get(path, "nothing"), wanted.get(path, "nothing")
       )
   return None
-
-
-class _OpenRing(NamedTuple):
-  """What stands for a ring: other leaves at the same paths are no ring."""
-
-  values: PyTree
-
-
-def _opened(tree: PyTree) -> PyTree:
-  """A tree with the forms of what its rings hold in the place of the rings."""
-  return jax.tree.map(
-    lambda node: _OpenRing(node.forms) if ring_buffers.is_ring(node) else node,
-    tree,
-    is_leaf=ring_buffers.is_ring,
-  )

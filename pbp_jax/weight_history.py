@@ -1,12 +1,15 @@
 """The last versions of the weights, and which of them a pass meets."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike, DTypeLike
 
 from pbp_jax import materialization, ring_buffers
+from pbp_jax.pipeline_state import PipelineState
 from pbp_jax.stages import PyTree
 
 
@@ -14,7 +17,7 @@ def init(
   weights: Sequence[PyTree],
   max_lags: Iterable[int],
   dtype: DTypeLike | None = None,
-) -> tuple[ring_buffers.Ring | None, ...]:
+) -> tuple[PyTree, ...]:
   """Rings all of whose slots hold version 0.
 
   Args:
@@ -23,12 +26,47 @@ def init(
     dtype: What floating-point weights are kept in; None for their own.
 
   Returns:
-    For each stage a ring of `max_lag + 1` slots; None where there is no lag or
-    there are no weights.
+    For each stage a ring of `max_lag + 1` slots, its leaves `[slots, ...]`;
+    None where there is no lag or there are no weights.
   """
   return tuple(
     _new_ring(stage, lag, dtype)
     for stage, lag in zip(weights, max_lags, strict=True)
+  )
+
+
+def on_rings(
+  function: Callable[..., tuple[PipelineState, PyTree]],
+  state: PipelineState,
+  *args: PyTree,
+) -> tuple[PipelineState, PyTree]:
+  """Calls a function with a state that holds `Ring`s of its histories.
+
+  Args:
+    function: Takes a state and `args`, returns the next state and metrics.
+    state: A state, whose histories are arrays.
+    *args: What else it takes.
+
+  Returns:
+    What it returns, but for the state's histories, which are arrays again.
+  """
+  state = _with_histories(state, ring_buffers.Ring.of)
+  state, metrics = function(state, *args)
+  return _with_histories(state, lambda ring: ring.values), metrics
+
+
+def _with_histories(
+  state: PipelineState, change: Callable[[Any], Any]
+) -> PipelineState:
+  def changed(history):
+    if history is None:
+      return None
+    return tuple(None if stage is None else change(stage) for stage in history)
+
+  return dataclasses.replace(
+    state,
+    history=changed(state.history),
+    raw_history=changed(state.raw_history),
   )
 
 
@@ -88,9 +126,14 @@ def _read(ring: ring_buffers.Ring, slots: jax.Array, s: int) -> PyTree:
   return ring.read(slots[s])
 
 
-def _new_ring(
-  weights: PyTree, max_lag: int, dtype: DTypeLike | None
-) -> ring_buffers.Ring | None:
+def _new_ring(weights: PyTree, max_lag: int, dtype: DTypeLike | None) -> PyTree:
   if max_lag == 0 or not jax.tree.leaves(weights):
     return None
-  return ring_buffers.full(weights, int(max_lag) + 1, dtype)
+
+  def ring(leaf):
+    leaf = jnp.asarray(leaf)
+    if dtype is not None and jnp.issubdtype(leaf.dtype, jnp.floating):
+      leaf = leaf.astype(dtype)
+    return ring_buffers.full(leaf, int(max_lag) + 1)
+
+  return jax.tree.map(ring, weights)

@@ -1,6 +1,9 @@
 """Rings: what is written is read, in every format."""
 
+from unittest import mock
+
 from absl.testing import absltest, parameterized
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -27,66 +30,137 @@ def _samples(dtype):
   return jnp.asarray(values, jnp.float32)
 
 
+def _samples_of(dtype):
+  return tuple(jnp.asarray(samples, dtype) for samples in chain.samples(12))
+
+
+def _simulator(rate, history_dtype, dtype):
+  """A stashed pipeline with `dtype` weights."""
+  schedule = pbp.schedules.pipelined_backprop(chain.NUM_STAGES)
+  return pbp.Simulator(
+    [
+      chain.given(jax.tree.map(lambda leaf: leaf.astype(dtype), weights))
+      for weights in known_answers.params()
+    ],
+    chain.squared_error,
+    optax.sgd(rate),
+    schedule.with_weight_stashing(),
+    history_dtype=history_dtype,
+  )
+
+
+def _rings(tree, num_slots, dtype=None):
+  """Rings that hold a tree in every slot, as floats of `dtype`."""
+
+  def full(leaf):
+    return ring_buffers.full(leaf.astype(dtype or leaf.dtype), num_slots)
+
+  return jax.tree.map(full, tree)
+
+
 class RingTest(parameterized.TestCase):
   @parameterized.product(dtype=_FORMATS)
   def test_what_is_written_is_read(self, dtype):
     samples = _samples(dtype)
-    ring = ring_buffers.full({"w": 0 * jnp.ones(8)}, 3, dtype)
-    ring = jax.jit(ring_buffers.Ring.write)(ring, {"w": samples}, 2)
+
+    @jax.jit
+    def write_and_read(arrays, tree):
+      ring = ring_buffers.Ring.of(arrays).write(tree, 2)
+      return ring.read(2), ring.read(1), ring.values
+
+    arrays = _rings({"w": jnp.zeros(8)}, 3, dtype)
+    read, other, values = write_and_read(arrays, {"w": samples})
     wanted = np.asarray(samples.astype(dtype).astype(jnp.float32))
-    read = jax.jit(ring_buffers.Ring.read)(ring, 2)["w"]
-    self.assertEqual(read.dtype, dtype)
-    got = np.asarray(read.astype(jnp.float32))
-    np.testing.assert_array_equal(got, wanted)
-    np.testing.assert_array_equal(np.signbit(got), np.signbit(wanted))
-    values = ring.values["w"].astype(jnp.float32)
-    np.testing.assert_array_equal(values[2], wanted)
-    np.testing.assert_array_equal(ring.read(1)["w"].astype(jnp.float32), 0)
-    self.assertEqual(
-      ring.forms, {"w": jax.ShapeDtypeStruct((3, 8), jnp.dtype(dtype))}
-    )
+    for found in (read["w"], values["w"][2]):
+      self.assertEqual(found.dtype, dtype)
+      got = np.asarray(found.astype(jnp.float32))
+      np.testing.assert_array_equal(got, wanted)
+      np.testing.assert_array_equal(np.signbit(got), np.signbit(wanted))
+    np.testing.assert_array_equal(other["w"].astype(jnp.float32), 0)
+    self.assertEqual(values["w"].shape, (3, 8))
 
   def test_other_numbers_are_kept_as_they_are(self):
     tree = {"count": jnp.array(7), "is": jnp.array(True), "w": jnp.ones(2)}
-    ring = ring_buffers.full(tree, 2, jnp.bfloat16)
-    read = ring.read(1)
+    ring = ring_buffers.Ring.of(_rings(tree, 2)).write(tree, 1)
+    jax.tree.map(np.testing.assert_array_equal, ring.read(1), tree)
     self.assertEqual(
-      [leaf.dtype.name for leaf in jax.tree.leaves(read)],
-      ["int32", "bool", "bfloat16"],
+      [leaf.dtype.name for leaf in jax.tree.leaves(ring.kept)],
+      ["int32", "bool", "float32"],
     )
-    jax.tree.map(np.testing.assert_array_equal, read, tree)
-
-  def test_a_ring_of_nothing_holds_nothing(self):
-    ring = ring_buffers.full({}, 4)
-    self.assertEqual(ring.write({}, 1).read(0), {})
-    self.assertEqual(ring.num_slots, 4)
 
   def test_rings_of_several_seeds_are_one_ring(self):
     leaves = jnp.arange(6.0).reshape(3, 2)
-    full = jax.vmap(lambda leaf: ring_buffers.full(leaf, 4, jnp.bfloat16))
-    rings = full(leaves)
-    self.assertEqual((rings.num_slots, rings.values.shape), (4, (3, 4, 2)))
-    write = jax.vmap(lambda ring, leaf: ring.write(leaf, 3))
-    read = jax.vmap(lambda ring: ring.read(3))
-    np.testing.assert_array_equal(read(write(rings, leaves + 1)), leaves + 1)
+    arrays = jax.vmap(lambda leaf: _rings(leaf, 4, jnp.bfloat16))(leaves)
+
+    def write_and_read(array, leaf):
+      ring = ring_buffers.Ring.of(array).write(leaf, 3)
+      return ring.read(3), ring.values
+
+    read, values = jax.vmap(write_and_read)(arrays, leaves + 1)
+    np.testing.assert_array_equal(read, leaves + 1)
+    np.testing.assert_array_equal(values[:, :3], arrays[:, :3])
+
+  @parameterized.product(platform=["gpu", "tpu"])
+  def test_only_a_cpu_keeps_bits(self, platform):
+    with mock.patch.object(jax, "default_backend", lambda: platform):
+      ring = ring_buffers.Ring.of(jnp.zeros((3, 2), jnp.bfloat16))
+      self.assertEqual(ring.kept.dtype, jnp.bfloat16)
+      np.testing.assert_array_equal(ring.write(jnp.ones(2), 1).read(1), 1)
+
+
+class StateTest(parameterized.TestCase):
+  @parameterized.product(
+    dtypes=[(jnp.float32, jnp.bfloat16), (jnp.bfloat16, None)], by_step=[0, 1]
+  )
+  def test_states_hold_numbers_and_no_bits(self, dtypes, by_step):
+    dtype, history_dtype = dtypes
+    simulator = _simulator(0.05, history_dtype, dtype)
+    inputs, targets = _samples_of(dtype)
+    state = simulator.init(jax.random.key(0), inputs[0])
+    for i in range(2):
+      before = state
+      if by_step:
+        state, _ = simulator.step(state, inputs[i], targets[i])
+      else:
+        state, _ = simulator.run(state, inputs[i, None], targets[i, None])
+      chex.assert_trees_all_equal_shapes_and_dtypes(state, before)
+      got = jax.tree.map(lambda leaf, i=i: leaf[i], state.history[0])
+      self.assertEqual(got["w"].dtype, jnp.bfloat16)
+      chex.assert_trees_all_equal(
+        got, optax.tree.cast(before.params[0], jnp.bfloat16)
+      )
+
+  def test_weights_may_be_numbers(self):
+    scale = pbp.Stage(lambda key, x: {"s": 2.0}, lambda p, x: p["s"] * x)
+    for history_dtype in (None, jnp.bfloat16):
+      simulator = pbp.Simulator(
+        [scale, chain.stages()[0]],
+        lambda y, target: jnp.sum(y**2),
+        optax.sgd(0.1),
+        pbp.schedules.pipelined_backprop(2),
+        history_dtype=history_dtype,
+      )
+      inputs, targets = chain.samples(4)
+      state = simulator.init(jax.random.key(0), inputs[0])
+      state, metrics = simulator.run(state, inputs, targets)
+      self.assertTrue(np.isfinite(metrics["loss"]).all())
+      self.assertEqual(
+        state.history[0]["s"].dtype, history_dtype or jnp.float32
+      )
+
+
+  def test_gradients_may_be_numbers(self):
+    link = pbp.delay_gradients(1)
+    state = link.init({"a": jnp.zeros([])})
+    for number, wanted in ((1.5, 0), (2.5, 1.5)):
+      delayed, state = link.update({"a": number}, state)
+      self.assertEqual(delayed["a"], wanted)
 
 
 class DerivativeTest(parameterized.TestCase):
   def _loss(self, rate, history_dtype, dtype=jnp.float32):
-    schedule = pbp.schedules.pipelined_backprop(chain.NUM_STAGES)
-    simulator = pbp.Simulator(
-      [
-        chain.given(jax.tree.map(lambda leaf: leaf.astype(dtype), weights))
-        for weights in known_answers.params()
-      ],
-      chain.squared_error,
-      optax.sgd(rate),
-      schedule.with_weight_stashing(),
-      history_dtype=history_dtype,
-    )
-    inputs, targets = (
-      jnp.asarray(samples, dtype) for samples in chain.samples(12)
-    )
+    simulator = _simulator(rate, history_dtype, dtype)
+    inputs, targets = _samples_of(dtype)
     state = simulator.init(jax.random.key(0), inputs[0])
     return simulator.run(state, inputs, targets)[1]["loss"].sum()
 
@@ -103,7 +177,9 @@ class DerivativeTest(parameterized.TestCase):
   )
   def test_of_bits_there_is_none(self, dtype, history_dtype):
     name = jnp.dtype(history_dtype or dtype).name
-    with self.assertRaisesRegex(ValueError, f"ring in {name}.*history_dtype"):
+    with self.assertRaisesRegex(
+      ValueError, f"CPU .* kept in {name}; .*history_dtype"
+    ):
       jax.grad(self._loss)(0.05, history_dtype, dtype)
 
   def test_bfloat16_weights_in_a_wider_history_have_one(self):

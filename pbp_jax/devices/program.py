@@ -7,6 +7,7 @@ import jax
 from jax import sharding
 import jax.numpy as jnp
 
+from pbp_jax import ring_buffers
 from pbp_jax.devices import mesh as mesh_lib
 from pbp_jax.devices import passes
 from pbp_jax.devices import tick as tick_lib
@@ -45,8 +46,7 @@ def make(
     def body(held, now):
       row, entering, index = now
       read = lambda data: jax.tree.map(
-        lambda leaf: jax.lax.dynamic_index_in_dim(leaf, index, keepdims=False),
-        data,
+        lambda leaf: ring_buffers.read(leaf, index), data
       )
       clock = tick_lib.Clock(key, entering, read(inputs), read(targets))
       row = jax.tree.map(lambda column: column[0], row)

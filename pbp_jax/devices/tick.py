@@ -41,11 +41,11 @@ class Held:
   stage_state: packing.Packed
   input_wire: packing.Packed
   error_wire: packing.Packed
-  inputs: ring_buffers.Ring
-  stage_states: ring_buffers.Ring
-  errors: ring_buffers.Ring
-  weights: ring_buffers.Ring | None
-  targets: ring_buffers.Ring
+  inputs: packing.Packed
+  stage_states: packing.Packed
+  errors: packing.Packed
+  weights: packing.Packed | None
+  targets: PyTree
   gradients: packing.Packed | None = None
   stale_params: packing.Packed | None = None
 
@@ -138,8 +138,14 @@ def tick(
   )
   weights = held.weights
   if weights is not None:
-    weights = weights.write(params_fwd, now.version % weights.num_slots)
-    params_fwd = weights.read(now.met_version % weights.num_slots)
+    weights = jax.tree.map(
+      lambda ring, leaf: ring_buffers.write(ring, leaf, now.version),
+      weights,
+      params_fwd,
+    )
+    params_fwd = jax.tree.map(
+      lambda ring: ring_buffers.read(ring, now.met_version), weights
+    )
   gradients, dx, stage_state, did_backward = work.backwards.choose(
     device,
     busy_backward,
@@ -248,7 +254,7 @@ def empty(work: passes.Passes, slots: tick_tables.Slots) -> Held:
   )
 
 
-def _new_ring(form: Any, slots: int) -> ring_buffers.Ring:
+def _new_ring(form: Any, slots: int) -> Any:
   """A ring of zeros, with one more slot for what no micro-batch owns.
 
   Args:
@@ -256,25 +262,30 @@ def _new_ring(form: Any, slots: int) -> ring_buffers.Ring:
     slots: Entries that are held at a time.
 
   Returns:
-    A ring of `slots + 1` slots.
+    A tree of rings, `[slots + 1, ...]`.
   """
-  zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), form)
-  return ring_buffers.full(zeros, slots + 1)
+  return jax.tree.map(
+    lambda leaf: jnp.zeros((slots + 1, *leaf.shape), leaf.dtype), form
+  )
 
 
-def _put(
-  ring: ring_buffers.Ring, leaves: Any, micro_batch: jax.Array
-) -> ring_buffers.Ring:
-  return ring.write(leaves, _slot(ring, micro_batch))
+def _slot(ring: jax.Array, micro_batch: jax.Array) -> jax.Array:
+  slots = ring.shape[0] - 1
+  return jnp.where(micro_batch >= 0, micro_batch % slots, slots)
 
 
-def _get(ring: ring_buffers.Ring, micro_batch: jax.Array) -> Any:
-  return ring.read(_slot(ring, micro_batch))
+def _put(rings: Any, leaves: Any, micro_batch: jax.Array) -> Any:
+  return jax.tree.map(
+    lambda ring, leaf: ring_buffers.write(ring, leaf, _slot(ring, micro_batch)),
+    rings,
+    leaves,
+  )
 
 
-def _slot(ring: ring_buffers.Ring, micro_batch: jax.Array) -> jax.Array:
-  last = ring.num_slots - 1
-  return jnp.where(micro_batch >= 0, micro_batch % last, last)
+def _get(rings: Any, micro_batch: jax.Array) -> Any:
+  return jax.tree.map(
+    lambda ring: ring_buffers.read(ring, _slot(ring, micro_batch)), rings
+  )
 
 
 def _where(condition: jax.Array, a: Any, b: Any) -> Any:

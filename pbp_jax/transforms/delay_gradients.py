@@ -30,8 +30,7 @@ def delay_gradients(delay: per_stage.PerStage) -> optax.GradientTransformation:
   optimizers that zero gradients leave untouched (SGD with or without momentum
   or spike compensation, no decay, constant rate) the losses equal those of the
   uniform stashed schedule, and the parameters after T + D updates those of the
-  simulator after T. Adam, decay and rate schedules see the zeros. On a CPU XLA
-  converts the whole buffer of gradients in bfloat16 in every update.
+  simulator after T. Adam, decay and rate schedules see the zeros.
 
   Args:
     delay: D, an int >= 0, in updates: a scalar, one value a stage, or a pytree
@@ -63,7 +62,7 @@ def delay_gradients(delay: per_stage.PerStage) -> optax.GradientTransformation:
   def init_fn(params):
     def ring(leaf, delay):
       slots = int(delay) + 1 if delay else 0
-      return jnp.zeros((slots, *jnp.shape(leaf)), jnp.result_type(leaf))
+      return ring_buffers.full(jnp.zeros_like(leaf), slots)
 
     delays = per_stage.broadcast(delay, params, "delay")
     return DelayGradientsState(
@@ -77,14 +76,12 @@ def delay_gradients(delay: per_stage.PerStage) -> optax.GradientTransformation:
     def write(gradient, ring):
       if not ring.shape[0]:
         return ring
-      slot = state.count % ring.shape[0]
-      return ring_buffers.write_slot(ring, gradient, slot)
+      return ring_buffers.write(ring, gradient, state.count)
 
     def read(gradient, ring):
       if not ring.shape[0]:
         return gradient
-      slot = (state.count + 1) % ring.shape[0]
-      return ring_buffers.read_slot(ring, slot)
+      return ring_buffers.read(ring, state.count + 1)
 
     history = jax.tree.map(write, updates, state.history)
     delayed = jax.tree.map(read, updates, history)
