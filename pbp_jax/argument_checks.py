@@ -74,7 +74,9 @@ def count_micro_batches(inputs: PyTree, targets: PyTree) -> int:
   if len(sizes) != 1 or sizes == {()}:
     hint = (
       " (a list is a tree of its items: give an array)"
-      if isinstance(inputs, list) or isinstance(targets, list)
+      if any(
+        isinstance(x, list | int | float) for x in (inputs, targets, *leaves)
+      )
       else ""
     )
     raise ValueError(

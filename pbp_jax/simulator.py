@@ -74,8 +74,8 @@ class Simulator:
       under its own names, anything else as "aux".
     history_dtype: The floating-point dtype in which old weights are kept, such
       as `jnp.bfloat16`, which halves the memory of float32 ones and rounds what
-      delayed passes meet. None keeps them as they are. On a CPU `run` works on
-      a copy of what is kept in bfloat16.
+      delayed passes meet. None keeps them as they are. On a CPU each call of
+      `run` and of `step` works on a copy of what is kept in bfloat16.
     diagnostics: Names of measurements of staleness that join the metrics, one
       number a stage (`pbp.diagnostics.NAMES`).
 

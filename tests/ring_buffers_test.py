@@ -24,8 +24,7 @@ _FORMATS = [
 ]
 
 
-def _samples(dtype):
-  """Values of every kind that the format has."""
+def _values_of_every_kind(dtype):
   values = [0.0, -0.0, 1.5, -3.0, 1e-3, jnp.finfo(dtype).max, jnp.inf, jnp.nan]
   return jnp.asarray(values, jnp.float32)
 
@@ -61,7 +60,7 @@ def _rings(tree, num_slots, dtype=None):
 class RingTest(parameterized.TestCase):
   @parameterized.product(dtype=_FORMATS)
   def test_what_is_written_is_read(self, dtype):
-    samples = _samples(dtype)
+    samples = _values_of_every_kind(dtype)
 
     @jax.jit
     def write_and_read(arrays, tree):
@@ -147,7 +146,6 @@ class StateTest(parameterized.TestCase):
       self.assertEqual(
         state.history[0]["s"].dtype, history_dtype or jnp.float32
       )
-
 
   def test_gradients_may_be_numbers(self):
     link = pbp.delay_gradients(1)

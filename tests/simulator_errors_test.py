@@ -186,6 +186,10 @@ _WRONG_USES = {
     lambda: _run(inputs=list(_INPUTS)),
     ("leading axis", "1.*6", "a list is a tree of its items"),
   ),
+  "inputs_that_are_numbers_in_a_dict": (
+    lambda: _go_on({}, inputs={"x": [0.0] * 6}),
+    ("leading axis", "a list is a tree of its items"),
+  ),
   "lags_of_wrong_shape": (
     lambda: _run(lags=jnp.zeros((_S, 5), int)),
     ("lags", r"\(3, 6\)", r"\(3, 5\)"),
