@@ -95,8 +95,6 @@ def draw_params(
     schedule=pbp.schedules.fill_drain(len(stages), 1),
   )
   draw = jax.vmap(lambda key: simulator.init(key, example).params)
-  platform = jax.default_backend()
-  draw = jax.jit(draw, compiler_options=compiler_options(platform))
   return jax.device_get(draw(keys))
 
 

@@ -30,6 +30,7 @@ from pbp_jax import (
   weight_history,
 )
 from pbp_jax import stages as stages_lib
+from pbp_jax.op_by_op import op_by_op
 from pbp_jax.pipeline_state import PipelineState
 from pbp_jax.stages import PyTree
 from pbp_jax.transforms import stale_params, views
@@ -131,10 +132,10 @@ class Simulator:
     argument_checks.check_dtype(self.history_dtype)
     argument_checks.check_optimizer(self.optimizer)
 
-  # ---- The public functions, all pure; init, run and predict are compiled.
+  # ---- The public functions, all pure; run and predict are compiled.
 
   def init(self, key: jax.Array, example: PyTree) -> PipelineState:
-    """The state before the first micro-batch.
+    """The state before the first micro-batch; under `jit`, up to rounding.
 
     Args:
       key: A random key; parameters and all noise of the run follow from it.
@@ -148,7 +149,10 @@ class Simulator:
         optimizer does not fit the parameters.
     """
     argument_checks.check_key(key)
-    return self._compiled_init(key, example)
+    key_draw, key_run = jax.random.split(key)
+    params, stage_state = self._draw(key_draw, example)
+    argument_checks.check_trainable(params, self.stages)
+    return self._compiled_start(key_run, params, stage_state)
 
   def step(
     self, state: PipelineState, inputs: PyTree, targets: PyTree
@@ -252,8 +256,12 @@ class Simulator:
     return optax.with_extra_args_support(self.optimizer)
 
   @functools.cached_property
-  def _compiled_init(self):
-    return jax.jit(self._init)
+  def _draw(self):
+    return op_by_op(functools.partial(network.init, self.stages))
+
+  @functools.cached_property
+  def _compiled_start(self):
+    return jax.jit(self._start)
 
   @functools.cached_property
   def _compiled_run(self):
@@ -268,12 +276,6 @@ class Simulator:
     return jax.jit(self._predict)
 
   # ---- What they compute.
-
-  def _init(self, key: jax.Array, example: PyTree) -> PipelineState:
-    key_init, key_run = jax.random.split(key)
-    params, stage_state = network.init(self.stages, key_init, example)
-    argument_checks.check_trainable(params, self.stages)
-    return self._start(key_run, params, stage_state)
 
   def _start(self, key, params, stage_state) -> PipelineState:
     """The state before the first micro-batch, from given weights."""

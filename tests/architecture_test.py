@@ -14,6 +14,7 @@ _PACKAGE = _ROOT / "pbp_jax"
 # From the ground up: a room may import those before it and itself.
 _ROOMS = (
   "materialization",
+  "op_by_op",
   "ring_buffers",
   "timetables",
   "schedules",
