@@ -6,6 +6,7 @@ run. One operation at a time, equal ones are compiled once.
 """
 
 from collections.abc import Callable
+import itertools
 from typing import ParamSpec, TypeVar
 
 import jax
@@ -27,7 +28,8 @@ def op_by_op(function: Callable[_P, _R]) -> Callable[_P, _R]:
   one another.
 
   Args:
-    function: A pure function of pytrees of arrays.
+    function: A pure function of pytrees of arrays; where no result needs an
+      argument, it may be a `jax.ShapeDtypeStruct` of one.
 
   Returns:
     The function. Its results are new arrays, as those of `jax.jit` are.
@@ -43,16 +45,15 @@ def op_by_op(function: Callable[_P, _R]) -> Callable[_P, _R]:
     traced, results = jax.make_jaxpr(function, return_shape=True)(
       *args, **kwargs
     )
-    needed, _ = partial_eval.dce_jaxpr(
-      traced.jaxpr, [True] * len(traced.jaxpr.outvars), instantiate=True
+    needed, is_needed = partial_eval.dce_jaxpr(
+      traced.jaxpr, [True] * len(traced.jaxpr.outvars)
     )
     evaluate = jex_core.jaxpr_as_fun(
       jex_core.ClosedJaxpr(needed, traced.consts)
     )
-    leaves = evaluate(*map(jnp.asarray, jax.tree.leaves((args, kwargs))))
-    # A result may be an argument or closed over.
-    return jax.tree.unflatten(
-      jax.tree.structure(results), map(jnp.copy, leaves)
-    )
+    leaves = itertools.compress(jax.tree.leaves((args, kwargs)), is_needed)
+    # Copied: a result may be an argument or closed over.
+    copies = map(jnp.copy, evaluate(*map(jnp.asarray, leaves)))
+    return jax.tree.unflatten(jax.tree.structure(results), copies)
 
   return call

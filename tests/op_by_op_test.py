@@ -92,6 +92,13 @@ class OpByOpTest(parameterized.TestCase):
     self.assertEqual(op_by_op(function)(jnp.float32(3)), 3)
     self.assertNotEmpty(called)
 
+  def test_an_argument_that_is_not_needed_may_be_a_shape(self):
+    function = op_by_op(lambda x, y: x + y.size)
+    shape = jax.ShapeDtypeStruct((4,), jnp.float32)
+    self.assertEqual(function(jnp.float32(1), shape), 5)
+    with self.assertRaises(TypeError):
+      function(shape, jnp.ones(4))
+
   def test_results_are_new_arrays(self):
     x = jnp.ones(3)
     results = op_by_op(lambda y: (x, x, y, y))(x)
@@ -134,6 +141,12 @@ class InitTest(parameterized.TestCase):
       simulator.stages, jax.random.split(keys[1])[0], example
     )
     chex.assert_trees_all_equal(one, drawn[0])
+
+  def test_a_shape_is_example_enough(self):
+    simulator = _simulator([nn.Dense(4)] * 2)
+    shape = jax.ShapeDtypeStruct(_EXAMPLE.shape, _EXAMPLE.dtype)
+    states = [simulator.init(jax.random.key(0), x) for x in (_EXAMPLE, shape)]
+    chex.assert_trees_all_equal(*map(_bare, states))
 
   def test_weights_may_depend_on_the_example(self):
     stage = pbp.Stage(
