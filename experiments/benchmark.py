@@ -4,8 +4,9 @@ Compares, in turn inside each process and over several processes: plain
 momentum SGD by the simulator (`sgdm`), pipelined backpropagation without and
 with mitigations (`pb`, `pb+lwpvd+scd`), eight times the delay (`@8`), old
 weights in half the memory (`:bfloat16`), the program one writes first (`naive`:
-stock Flax, `lax.conv`), a plain PyTorch loop (`torch`, if it is installed), and
-several seeds over the cores (`replicas`).
+stock Flax, `lax.conv`), a plain PyTorch loop (`torch`, if it is installed),
+several seeds over the cores (`replicas`), and the loop over the samples as one
+kernel (`one_kernel`), which narrow networks gain by.
 
 Command: python -m experiments.benchmark --workdir=runs/benchmark
 Hardware, time and numbers: experiments/README.md.
@@ -90,12 +91,14 @@ SCALES = {
   "smoke": Sizes(
     (
       _case("residual_mlp", ("sgdm", "pb"), 20, 1, rounds=1, stages=4),
+      _case("residual_mlp/one_kernel", ("sgdm",), 20, 1, rounds=1, stages=4),
       _case("residual_mlp/replicas", ("2",), 20, 1, 2, rounds=1, stages=4),
     )
   ),
   "cpu": Sizes(
     (
       _case("residual_mlp", (*_ARMS, *_DELAYED), 2000, 15, rounds=5),
+      _case("residual_mlp/one_kernel", (*_ARMS, "pb@8"), 2000, 15, rounds=5),
       _case("residual_mlp/replicas", ("1",), 2000, 5, rounds=1),
       _case("residual_mlp/replicas", ("8",), 2000, 5, 2, rounds=1),
       *_torch("residual_mlp", 200),

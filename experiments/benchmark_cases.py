@@ -27,13 +27,22 @@ from pbp_jax import data
 
 LEARNING_RATE, MOMENTUM = 0.001, 0.99
 
+# Lets XLA on a CPU compile a loop into one kernel, however large. Only loops
+# that it has code for become one: none that calls a library, as products of
+# matrices do.
+ONE_KERNEL = (
+  "--xla_backend_extra_options=xla_cpu_small_while_loop_byte_threshold=1"
+  + 15 * "0"
+)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Case:
   """One process's work.
 
   Attributes:
-    model: A network's name, or "<network>/replicas" for seeds side by side.
+    model: A network's name; "<network>/replicas" for seeds side by side,
+      "<network>/one_kernel" for a loop that is compiled into one kernel.
     contenders: Arms' names, with "@8" for eight times the arm's delay, with
       ":bfloat16" for old weights kept so; "naive" for stock Flax, "torch"; of
       replicas, numbers of seeds.
@@ -52,6 +61,16 @@ class Case:
   first_core: int = 0
   num_stages: int = 0
 
+  @property
+  def network(self) -> str:
+    """The network's name."""
+    return self.model.partition("/")[0]
+
+  @property
+  def variant(self) -> str:
+    """What follows the network's name."""
+    return self.model.partition("/")[2]
+
 
 def example_of(model: str) -> np.ndarray:
   """A sample's shape: digits for the MLP, CIFAR-10 otherwise."""
@@ -67,18 +86,20 @@ def measure(case: Case) -> dict[str, dict[str, Any]]:
 
   Returns:
     For each contender `ms`, the timings a sample, and what else is known:
-    `lower_s` and `compile_s`, the seconds of a first start, `second_start_s`,
-    those of both from JAX's cache on disk, `temporary_bytes` and `state_bytes`.
+    `draw_s`, the seconds that drawing the weights took, once for all, with what
+    it compiles; `lower_s` and `compile_s`, those of a run's first start,
+    `second_start_s`, those of both from JAX's cache on disk; `temporary_bytes`,
+    `state_bytes`; `is_one_kernel`, whether XLA made one of the loop.
   """
   make: Callable[[Case, str], Any] = _chunk_of_one
-  if case.model.endswith("/replicas"):
+  if case.variant == "replicas":
     make = _chunk_of_replicas
   elif "torch" in case.contenders:
     from experiments import torch_baseline
 
     make = lambda case, _: (
       torch_baseline.make_chunk(
-        case.model, example_of(case.model), case.samples, case.threads
+        case.network, example_of(case.network), case.samples, case.threads
       ),
       {},
     )
@@ -101,7 +122,7 @@ def measure(case: Case) -> dict[str, dict[str, Any]]:
 
 
 def _samples(case: Case) -> tuple[jax.Array, jax.Array]:
-  shape = (case.samples, *example_of(case.model).shape)
+  shape = (case.samples, *example_of(case.network).shape)
   inputs = jax.random.normal(jax.random.key(1), shape)
   return inputs, jnp.arange(case.samples)[:, None] % 10
 
@@ -110,28 +131,30 @@ def _chunk_of_one(
   case: Case, contender: str
 ) -> tuple[Callable[[], None], dict[str, Any]]:
   """A compiled run of one replica, and what its compilation says."""
+  known: dict[str, Any] = {}
   if contender == "naive":
-    step, state = naive(case.model)
+    step, state = naive(case.network)
     run = lambda state, *samples: jax.lax.scan(step, state, samples)
   else:
-    simulator = make_simulator(case.model, contender, case.num_stages)
-    params = _initial_params(case.model, case.num_stages)
+    simulator = make_simulator(case.network, contender, case.num_stages)
+    params, known["draw_s"] = _initial_params(case.network, case.num_stages)
     starting = dataclasses.replace(
       simulator, stages=pbp.with_params(simulator.stages, params)
     )
-    state = starting.init(jax.random.key(0), example_of(case.model))
+    state = starting.init(jax.random.key(0), example_of(case.network))
     run = simulator.run
   samples = _samples(case)
   compiled, lower_s, compile_s = _compile(run, state, *samples)
   _, *second_start = _compile(run, state, *samples)
   memory = compiled.memory_analysis()
   assert memory is not None  # on CPU, GPU and TPU it is known
-  known = {
+  known |= {
     "lower_s": lower_s,
     "compile_s": compile_s,
     "second_start_s": sum(second_start),
     "temporary_bytes": memory.temp_size_in_bytes,
     "state_bytes": sum(leaf.nbytes for leaf in jax.tree.leaves(state)),
+    "is_one_kernel": "xla_cpu_small_call" in (compiled.as_text() or ""),
   }
   holder = [state]
 
@@ -155,12 +178,14 @@ def _compile(run: Callable[..., Any], *arguments: Any) -> Any:
 
 
 @functools.cache
-def _initial_params(model: str, num_stages: int) -> Any:
-  """The same weights for all contenders, drawn once."""
+def _initial_params(model: str, num_stages: int) -> tuple[Any, float]:
+  """The same weights for all contenders, and the seconds of drawing them."""
   stages = make_simulator(model, "sgdm", num_stages).stages
   keys = jax.random.split(jax.random.key(0), 1)
+  began = time.perf_counter()
   drawn = replicas.draw_params(stages, example_of(model), keys)
-  return jax.tree.map(lambda leaf: leaf[0], drawn)
+  seconds = time.perf_counter() - began
+  return jax.tree.map(lambda leaf: leaf[0], drawn), seconds
 
 
 def make_simulator(
@@ -246,9 +271,8 @@ def _chunk_of_replicas(
   case: Case, contender: str
 ) -> tuple[Callable[[], None], dict[str, Any]]:
   """A chunk of some seeds, one a core as far as there are cores."""
-  model = case.model.removesuffix("/replicas")
-  simulator = make_simulator(model, "pb+lwpvd+scd", case.num_stages)
-  example = example_of(model)
+  simulator = make_simulator(case.network, "pb+lwpvd+scd", case.num_stages)
+  example = example_of(case.network)
   keys = jax.random.split(jax.random.key(0), int(contender))
   runner = replicas.Replicas(
     stages=simulator.stages,
@@ -293,7 +317,10 @@ def main(arguments: Sequence[str]) -> None:
   case = Case(**{**fields, "contenders": tuple(fields["contenders"])})
   cores = sorted(os.sched_getaffinity(0))
   os.sched_setaffinity(0, cores[case.first_core :][: case.threads])
-  if case.model.endswith("/replicas"):
+  if case.variant == "one_kernel":  # read when XLA first starts
+    flags = os.environ.get("XLA_FLAGS", "")
+    os.environ["XLA_FLAGS"] = f"{flags} {ONE_KERNEL}"
+  if case.variant == "replicas":
     jax.config.update("jax_num_cpu_devices", case.threads)
   with tempfile.TemporaryDirectory() as cache:
     jax.config.update("jax_compilation_cache_dir", cache)

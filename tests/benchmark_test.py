@@ -30,12 +30,22 @@ class BenchmarkTest(parameterized.TestCase):
     )
     self.assertSameElements(
       found["arms"],
-      ["residual_mlp sgdm", "residual_mlp pb", "residual_mlp/replicas 2"],
+      [
+        "residual_mlp sgdm",
+        "residual_mlp pb",
+        "residual_mlp/one_kernel sgdm",
+        "residual_mlp/replicas 2",
+      ],
+    )
+    self.assertTrue(
+      found["arms"]["residual_mlp/one_kernel sgdm"]["is_one_kernel"]
     )
     row = found["arms"]["residual_mlp sgdm"]
     self.assertLen(row["ms"], 1)
     self.assertGreater(row["ms_median"], 0)
     self.assertGreater(row["compile_s"], 0)
+    self.assertGreater(row["draw_s"], 0)
+    self.assertFalse(row["is_one_kernel"])
     # Well below, in the programs that take seconds.
     self.assertLess(row["second_start_s"], row["lower_s"] + row["compile_s"])
     delayed = found["arms"]["residual_mlp pb"]
