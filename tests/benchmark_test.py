@@ -55,6 +55,20 @@ class BenchmarkTest(parameterized.TestCase):
     self.assertNotIn("over", row)
     self.assertTrue((folder / "milliseconds.png").is_file())
 
+  def test_a_small_loop_inside_is_not_one_kernel(self):
+    def halve(x):
+      return jax.lax.fori_loop(0, 3, lambda _, y: y / 2, x)
+
+    def run(large, small):
+      step = lambda carry, _: ((jnp.sin(carry[0]), halve(carry[1])), None)
+      return jax.lax.scan(step, (large, small), length=50)[0]
+
+    program = (
+      jax.jit(run).lower(jnp.ones(10000), jnp.ones(2)).compile().as_text()
+    )
+    self.assertIn("xla_cpu_small_call", program)
+    self.assertFalse(benchmark_cases.is_one_kernel(program))
+
   def test_eight_times_the_delay_and_half_the_memory(self):
     plain = pbp.schedules.pipelined_backprop(34).delay
     for contender, factor, history_dtype in [
