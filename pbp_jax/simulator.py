@@ -135,14 +135,14 @@ class Simulator:
   # ---- The public functions, all pure; run and predict are compiled.
 
   def init(self, key: jax.Array, example: PyTree) -> PipelineState:
-    """The state before the first micro-batch; under `jit`, up to rounding.
+    """The state before the first micro-batch.
 
     Args:
       key: A random key; parameters and all noise of the run follow from it.
       example: One micro-batch of inputs, as stage 0 gets it (after `batch_fn`).
 
     Returns:
-      The state.
+      The state. Under an outer `jit` the weights may differ by rounding.
 
     Raises:
       ValueError: If a stage can't take what the stage before it gives, or the
