@@ -31,8 +31,8 @@ LEARNING_RATE, MOMENTUM = 0.001, 0.99
 # that it has code for become one: none that calls a library, as products of
 # matrices do.
 ONE_KERNEL = (
-  "--xla_backend_extra_options=xla_cpu_small_while_loop_byte_threshold=1"
-  + 15 * "0"
+  "--xla_backend_extra_options="
+  f"xla_cpu_small_while_loop_byte_threshold={10**15}"
 )
 
 

@@ -55,6 +55,11 @@ class BenchmarkTest(parameterized.TestCase):
     self.assertNotIn("over", row)
     self.assertTrue((folder / "milliseconds.png").is_file())
 
+  def test_the_readme_gives_the_flag_of_one_kernel(self):
+    readme = pathlib.Path(benchmark.__file__).with_name("README.md")
+    line = f"    export XLA_FLAGS={benchmark_cases.ONE_KERNEL}"
+    self.assertIn(line, readme.read_text().splitlines())
+
   def test_a_small_loop_inside_is_not_one_kernel(self):
     def halve(x):
       return jax.lax.fori_loop(0, 3, lambda _, y: y / 2, x)

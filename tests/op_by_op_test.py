@@ -142,6 +142,24 @@ class InitTest(parameterized.TestCase):
     )
     chex.assert_trees_all_equal(one, drawn[0])
 
+  def test_devices_draw_what_the_simulator_draws(self):
+    stages = pbp.models.get("resnet8")
+    example = np.zeros((1, 32, 32, 3), np.float32), np.zeros((1, 10))
+    on_one = pbp.devices.Partition(np.ones(len(stages)), np.array([0]))
+    simulator = _simulator(on_one.merge(stages))
+    pipeline = pbp.devices.Pipeline(
+      simulator.stages,
+      simulator.loss_fn,
+      simulator.optimizer,
+      simulator.schedule,
+      example=example,
+    )
+    key = jax.random.key(0)
+    chex.assert_trees_all_equal(
+      pipeline.gather(pipeline.init(key)).params,
+      jax.device_get(simulator.init(key, example[0]).params),
+    )
+
   def test_a_shape_is_example_enough(self):
     simulator = _simulator([nn.Dense(4)] * 2)
     shape = jax.ShapeDtypeStruct(_EXAMPLE.shape, _EXAMPLE.dtype)

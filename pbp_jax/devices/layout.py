@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ import optax
 from pbp_jax import network
 from pbp_jax import stages as stages_lib
 from pbp_jax.devices import packing
+from pbp_jax.op_by_op import op_by_op
 from pbp_jax.stages import PyTree
 
 
@@ -86,7 +88,7 @@ def of(
 def init_network(
   stages: Sequence[stages_lib.Stage], key: jax.Array, inputs: PyTree
 ) -> tuple[tuple[PyTree, ...], tuple[PyTree, ...]]:
-  """Draws weights and states for inputs of given shapes, as `network.init`.
+  """Draws weights and states for inputs of given shapes, as the simulator.
 
   Args:
     stages: The stages.
@@ -97,7 +99,7 @@ def init_network(
     The weights and the states of the stages.
   """
   zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), inputs)
-  return network.init(stages, key, zeros)
+  return op_by_op(functools.partial(network.init, stages))(key, zeros)
 
 
 def alone(params: PyTree, p: int, num_stages: int) -> tuple[PyTree, ...]:

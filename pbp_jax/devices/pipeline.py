@@ -135,9 +135,9 @@ class Pipeline:
     """
     argument_checks.check_key(key)
     key_init, key_run = jax.random.split(key)
-    params, stage_state = jax.jit(
-      lambda key: layout_lib.init_network(self.stages, key, self._example[0])
-    )(key_init)
+    params, stage_state = layout_lib.init_network(
+      self.stages, key_init, self._example[0]
+    )
     opt_states = [
       self._optimizer.init(layout_lib.alone(own, p, len(params)))
       for p, own in enumerate(params)
